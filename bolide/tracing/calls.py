@@ -82,7 +82,7 @@ def _has_effect(target: torch._ops.OpOverload) -> bool:
     return target.namespace == "bolide" or traits_of(target).seeded or not target._schema.returns
 
 
-def nowhere() -> tuple[Any, Any]:
+def nowhere() -> tuple[object, object]:
     """What is around a call that nobody knows more about: no lines, no modules."""
     return (), ()
 
@@ -94,20 +94,20 @@ class CallRecorder(TorchFunctionMode):
     that all threads share.
     """
 
-    def __init__(self, trace: Trace, modes_set: Collection[Any]) -> None:
+    def __init__(self, trace: Trace, modes_set: Collection[object]) -> None:
         super().__init__()
         self.modes_set = modes_set
-        self.around: Callable[[], tuple[Any, Any]] = nowhere
+        self.around: Callable[[], tuple[object, object]] = nowhere
         self.trace = trace
         self.graph: fx.Graph = Graph()
         self.constants: dict[str, torch.Tensor] = {}
         self.refusal: str | None = None
         self.changes_modes = self.has_floats = False
-        self._nodes: dict[int, tuple[Any, fx.Node]] = {}
+        self._nodes: dict[int, tuple[object, fx.Node]] = {}
         self._numbers: dict[fx.Node, fx.Node] = {}
         self._start = self._state = modes.settings()
         self._conditions: list[Callable[[], str | None]] = []
-        self._remade: set[Any] = set()  # autograd's nodes of user's functions that recorded calls make again
+        self._remade: set[object] = set()  # autograd's nodes of user's functions that recorded calls make again
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -136,7 +136,7 @@ class CallRecorder(TorchFunctionMode):
         with _pop_mode_temporarily():
             return self._record(func, tuple(args), kwargs, compute)
 
-    def aside(self, func: Any, args: Sequence[Any]) -> Any:
+    def aside(self, func: Callable[..., Any], args: Sequence[object]) -> Any:
         """What `func` returns where this recorder is not there."""
         if _get_current_function_mode() is not self:  # type: ignore[no-untyped-call]
             return func(*args)
@@ -193,7 +193,7 @@ class CallRecorder(TorchFunctionMode):
             except _Refusal as refusal:
                 self.refusal = str(refusal)
 
-    def effect(self, func: Callable[..., Any], tensor: TracedTensor, refusal: Callable[[], str | None]) -> None:
+    def effect(self, func: Callable[..., object], tensor: TracedTensor, refusal: Callable[[], str | None]) -> None:
         """A call of `func` for what it does to a tensor. `refusal` is asked at the end why the graph cannot have it."""
         if self.refusal is None:
             try:
@@ -227,7 +227,7 @@ class CallRecorder(TorchFunctionMode):
         node.meta["stack"], node.meta["modules"] = self.around()
         return node
 
-    def _bind(self, result: Any, node: fx.Node, effect: bool) -> None:
+    def _bind(self, result: object, node: fx.Node, effect: bool) -> None:
         """Remember which tensors a node makes."""
         node.meta["effect"] = effect
         if isinstance(result, TracedTensor):
@@ -381,11 +381,11 @@ class CallRecorder(TorchFunctionMode):
         return fx.GraphModule(self.constants, self.graph, "Captured")
 
 
-def _getter(trace: Trace, stand_in: torch.Generator) -> Callable[[], Any]:
+def _getter(trace: Trace, stand_in: torch.Generator) -> Callable[[], object]:
     """What gives the generator, as a function with a name, which printed graphs need."""
     slot = generators.slot_of(trace, stand_in)
 
-    def generator() -> Any:
+    def generator() -> object:
         return slot.generator
 
     return generator

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from bolide.support.errors import UserFrame
 from bolide.tracing.graph import mapped
@@ -36,7 +37,7 @@ class Described(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: object = None
     ) -> Any:
         if func is torch.ops.aten.detach.default:
             return cls.of(described(args[0]))

@@ -73,9 +73,9 @@ def behind(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 def evaluated(
     graph: fx.GraphModule,
-    inputs: Iterable[Any],
+    inputs: Iterable[object],
     call: Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any],
-    lift: Callable[[torch.Tensor], Any] = lambda constant: constant,
+    lift: Callable[[torch.Tensor], object] = lambda constant: constant,
 ) -> dict[fx.Node, Any]:
     """The values of all nodes: `call` is given each node that calls something, `lift` each constant."""
     values = dict(zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True))
@@ -111,7 +111,7 @@ class Handle(int):
 
     table: Any
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
+    def __deepcopy__(self, memo: object) -> Handle:
         return self
 
 
@@ -119,7 +119,7 @@ _tables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
-def enter(table: Any) -> Handle:
+def enter(table: object) -> Handle:
     """A number under which operations find `table`."""
     handle = Handle(next(_numbers))
     handle.table = table

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch._decomp import global_decomposition_table
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 
-def _step_code(func: Any) -> CodeType:
+def _step_code(func: Callable[..., object]) -> CodeType:
     """The code that `Optimizer.step`'s wrapper gets in place of torch's, which imports torch._dynamo only to call a
     function that does nothing outside of it."""
 
@@ -35,7 +35,7 @@ def _step_code(func: Any) -> CodeType:
 
 
 _ATTRIBUTE = "__dynamo_disable"
-_marked: list[Callable[..., Any]] = []
+_marked: list[Callable[..., object]] = []
 _stepped: list[FunctionType] = []
 
 
@@ -46,7 +46,7 @@ def _inner_code(function: Any) -> CodeType:
 
 _DISABLED = _inner_code(torch._compile._disable_dynamo)
 _STEP = _inner_code(_use_grad_for_differentiable)
-_OWN_STEP = _step_code(None)
+_OWN_STEP = _step_code(print)
 
 
 def without_wrapper(function: FunctionType) -> FunctionType:
@@ -64,7 +64,7 @@ class _Restore:
     """An import hook that finds nothing; it undoes the marks just before torch._dynamo is loaded."""
 
     @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
         if name == "torch._dynamo":
             for function in _marked:
                 function.__dict__.pop(_ATTRIBUTE, None)
@@ -85,7 +85,7 @@ def keep_dynamo_out_of_meta_kernels() -> None:
     _mark(function for table in global_decomposition_table.values() for function in table.values())
 
 
-def _mark(roots: Iterable[Any]) -> None:
+def _mark(roots: Iterable[object]) -> None:
     if "torch._dynamo" in sys.modules:
         return
     if _Restore not in sys.meta_path:
@@ -101,7 +101,7 @@ def _mark(roots: Iterable[Any]) -> None:
             _stepped.append(function)
 
 
-def _optimizer_functions() -> Iterator[Any]:
+def _optimizer_functions() -> Iterator[FunctionType]:
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.optim") and isinstance(module, ModuleType):
             for value in list(vars(module).values()):
@@ -111,7 +111,7 @@ def _optimizer_functions() -> Iterator[Any]:
                     yield from (member for member in vars(value).values() if isinstance(member, FunctionType))
 
 
-def _reachable(roots: Iterable[Any]) -> Iterator[tuple[FunctionType, list[FunctionType]]]:
+def _reachable(roots: Iterable[object]) -> Iterator[tuple[FunctionType, list[FunctionType]]]:
     """Every function reached from `roots` through closures, with the functions it closes over."""
     waiting = [root for root in roots if isinstance(root, FunctionType)]
     seen: set[int] = set()
@@ -126,7 +126,7 @@ def _reachable(roots: Iterable[Any]) -> Iterator[tuple[FunctionType, list[Functi
         waiting.extend(functions)
 
 
-def _filled(cell: Any) -> bool:
+def _filled(cell: CellType) -> bool:
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:

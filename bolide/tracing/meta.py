@@ -35,14 +35,14 @@ class TensorMeta(NamedTuple):
         return product(self.shape)
 
 
-def found_in(value: Any, cls: type[T]) -> list[T]:
+def found_in(value: object, cls: type[T]) -> list[T]:
     """The instances of a class in nested containers."""
     found: list[T] = []
     _find((value,), cls, found)
     return found
 
 
-def _find(values: Iterable[Any], cls: type[T], found: list[T]) -> None:
+def _find(values: Iterable[object], cls: type[T], found: list[T]) -> None:
     for value in values:
         if isinstance(value, cls):
             found.append(value)
@@ -75,7 +75,7 @@ def meta_of(real: torch.Tensor) -> TensorMeta:
     )
 
 
-def number_dtype(number: Any, widest: bool = False) -> torch.dtype:
+def number_dtype(number: object, widest: bool = False) -> torch.dtype:
     """The dtype of the tensor that torch makes of a number; `widest`: whatever the default dtype is."""
     floating = torch.float64 if widest else torch.get_default_dtype()
     if isinstance(number, (bool, torch.SymBool)):

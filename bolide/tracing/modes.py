@@ -14,12 +14,13 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from bolide.tracing.traits import traits_of
 
 _native: Any = torch._C
 AUTOCAST_DEVICES = ("cpu", "cuda")
-Setting = tuple[Callable[..., Any], tuple[Any, ...]]
+Setting = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 def _nesting() -> int:
@@ -80,7 +81,7 @@ def shared() -> list[Setting]:
 SHARED = frozenset(setter for setter, _ in shared())
 
 
-def own(settings: list[Setting], setters: Collection[Any]) -> list[Setting]:
+def own(settings: list[Setting], setters: Collection[object]) -> list[Setting]:
     """Those that are this thread's, and those of all threads that have one of `setters`."""
     return [setting for setting in settings if setting[0] not in SHARED or setting[0] in setters]
 
@@ -98,7 +99,7 @@ def apply(wanted: list[Setting]) -> None:
 
 # ---- stacks ----------------------------------------------------------------------------------------------------------
 
-Stacks = tuple[tuple[Any, ...], int, Any]
+Stacks = tuple[tuple[object, ...], int, object]
 
 
 def stacks() -> Stacks:
@@ -133,7 +134,7 @@ def undisturbed() -> Iterator[None]:
             _native._autograd._push_saved_tensors_default_hooks(*pair)
 
 
-def may_draw(func: Any) -> bool:
+def may_draw(func: OpOverload) -> bool:
     """Whether an operation may draw from torch's own generator."""
     return func.namespace != "aten" or traits_of(func).seeded
 
@@ -167,7 +168,7 @@ def handlers_apart() -> Iterator[None]:
     keys = _native._dispatch_tls_local_include_set(), _native._dispatch_tls_local_exclude_set()
     wrapped = {}
     for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
+        handler = signal.getsignal(number)
         if callable(handler) and handler is not signal.default_int_handler:
             wrapped[number] = handler, functools.partial(_apart, handler, keys)
             signal.signal(number, wrapped[number][1])

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 import torch.fx
 from torch._ops import OpOverload
+from torch.autograd.graph import Node as GradNode
 
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.support.leaks import fleeting
@@ -86,8 +87,8 @@ class Derivation:
     running: bool = False
     past: frozenset[torch.fx.Node] = frozenset()
     formulas: set[str] = field(default_factory=set)
-    opaque: dict[Any, str] = field(default_factory=dict)
-    for_real: dict[Any, str] = field(default_factory=dict)
+    opaque: dict[object, str] = field(default_factory=dict)
+    for_real: dict[object, str] = field(default_factory=dict)
     is_own: bool = False
     hooked: set[object] = field(default_factory=set)
     spent: set[object] = field(default_factory=set)
@@ -386,7 +387,7 @@ class TracedTensor(torch.Tensor):
         with torch._C._DisableTorchDispatch():
             return known.tolist()
 
-    def as_subclass(self, cls: type) -> Any:  # type: ignore[override]
+    def as_subclass(self, cls: type) -> TracedTensor:  # type: ignore[override]
         if cls is not torch.Tensor:
             self._refuse(f"making a tensor a {cls.__name__}", "do this outside the compiled function")
         return self
@@ -465,30 +466,31 @@ def takes_gradient(leaf: torch.Tensor) -> bool:
     return leaf.requires_grad and leaf.grad_fn is None
 
 
-def nodes_behind(nodes: Iterable[Any]) -> Iterator[Any]:
+def nodes_behind(nodes: Iterable[GradNode | None]) -> Iterator[GradNode]:
     """These nodes (None is none) and all that they go back to, each once."""
-    seen, waiting = {None}, [*nodes]
+    seen: set[GradNode | None] = {None}
+    waiting = [*nodes]
     while waiting:
         node = waiting.pop()
-        if node not in seen:
+        if node is not None and node not in seen:
             seen.add(node)
             yield node
             waiting += [following for following, _ in node.next_functions]
 
 
-def leaves_behind(nodes: Iterable[Any]) -> list[Any]:
+def leaves_behind(nodes: Iterable[GradNode | None]) -> list[torch.Tensor]:
     """The leaves that require grad and that the nodes go back to."""
     variables = (getattr(node, "variable", None) for node in nodes_behind(nodes))
     return [variable for variable in variables if variable is not None]
 
 
-def inner_leaves(nodes: Iterable[Any], leaves: Sequence[torch.Tensor]) -> list[Any]:
+def inner_leaves(nodes: Iterable[GradNode | None], leaves: Sequence[torch.Tensor]) -> list[Any]:
     """Those behind the nodes that the program has made: nobody outside gets their gradients."""
     outer = {id(leaf) for leaf in leaves}
     return [leaf for leaf in leaves_behind(nodes) if id(leaf) not in outer]
 
 
-def reaches(node: Any, leaves: Sequence[torch.Tensor]) -> bool:
+def reaches(node: GradNode | None, leaves: Sequence[torch.Tensor]) -> bool:
     """Whether a gradient of one of an inputs' `leaves` comes through the node."""
     wanted = {id(leaf) for leaf in leaves if takes_gradient(leaf)}
     return any(id(leaf) in wanted for leaf in leaves_behind([node]))

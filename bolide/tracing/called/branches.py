@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.fx as fx
+from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr, ShapeEnv, contiguous_strides, same_sizes
@@ -47,7 +48,7 @@ class Part(Trace):
         self.symbols: list[Expr] = []
         self._adopted: dict[int, TracedTensor] = {}
 
-    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         own = tuple([self.adopt(arg) for arg in args])
         return super().dispatch(func, own, {key: self.adopt(value) for key, value in kwargs.items()})
 
@@ -273,7 +274,7 @@ class Places:
         `metas`."""
         nodes = [_fresh(part, result, meta) for result, meta in zip(results, metas)]
         own = dict(zip(map(id, part.operands), part.slots))
-        slots: list[tuple[fx.Node | None, Any]] = []
+        slots: list[tuple[fx.Node | None, object]] = []
         for operand in self.operands:
             slots.append((own.get(id(operand)), operand.meta._replace(requires_grad=False)))
         for symbol, size in zip(self.symbol, self.sizes(part)):
@@ -286,7 +287,7 @@ def _fresh(trace: Trace, result: TracedTensor, meta: TensorMeta) -> fx.Node:
     return node
 
 
-def _module(trace: Trace, slots: Sequence[tuple[fx.Node | None, Any]], results: Sequence[fx.Node]) -> fx.GraphModule:
+def _module(trace: Trace, slots: Sequence[tuple[fx.Node | None, object]], results: Sequence[fx.Node]) -> fx.GraphModule:
     """The graph of a trace as a function of `slots` (its placeholders, or None for what it does not read, and what is
     known of them)."""
     graph = fx.Graph()

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction, Function
+from torch.autograd.graph import Node as GradNode
 from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
@@ -33,7 +34,7 @@ class Underivable(Unsupported):
     """A derivative that cannot be recorded or, where that is known already, cannot be called when the backward runs.
     `key`: the `autograd.Function`, or the name of an operator's node in the history (`operations.kinds.formula_of`)."""
 
-    def __init__(self, key: Any, name: str, cause: Exception) -> None:
+    def __init__(self, key: object, name: str, cause: Exception) -> None:
         reason = cause.reason if isinstance(cause, Unsupported) else f"{type(cause).__name__}: {cause}"
         super().__init__(f"the derivative of {name} cannot be recorded: {reason}", operation=name, kind="operator")
         self.key = key
@@ -66,12 +67,12 @@ def derivatives(trace: Trace, outputs: Iterable[torch.Tensor]) -> Iterator[None]
             del node.apply
 
 
-def _history(outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
+def _history(outputs: Iterable[torch.Tensor]) -> Iterator[GradNode]:
     """The nodes that outputs go back to."""
     return nodes_behind([tensor.grad_fn for tensor in outputs])
 
 
-def _traced(derivative: Any, name: str, *tangents: Any) -> Any:
+def _traced(derivative: Callable[..., Any], name: str, *tangents: object) -> Any:
     try:
         return derivative(*tangents)
     except Exception as error:
@@ -132,7 +133,7 @@ def _gradient_meta(wanted: Any, saved: Sequence[Any]) -> TensorMeta:
 class Context:
     """What the code of a derivative is given as ``ctx``."""
 
-    def __init__(self, saved: Sequence[Any], needs: tuple[bool, ...], attributes: dict[str, Any]) -> None:
+    def __init__(self, saved: Sequence[object], needs: tuple[bool, ...], attributes: dict[str, object]) -> None:
         vars(self).update(attributes)
         self.saved_tensors = tuple(saved)
         self.needs_input_grad = needs
@@ -148,12 +149,12 @@ class Derivative:
     function: Any
     needs: tuple[bool, ...]
     leaves: list[Any]
-    spec: Any
+    spec: pytree.TreeSpec
     tensors: list[int]
     kept: int
     numbers: list[int]
     metas: list[TensorMeta]
-    structure: dict[str, Any]
+    structure: dict[str, object]
     writes: bool | None = None
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> list[torch.Tensor]:
@@ -240,7 +241,7 @@ derivative = operator("derivative(Tensor[] tensors, SymInt[] numbers, int table)
 
 
 @rule("bolide::derivative")
-def _metas(tensors: list[TensorMeta], numbers: list[Any], table: int) -> list[TensorMeta]:
+def _metas(tensors: list[TensorMeta], numbers: list[object], table: int) -> list[TensorMeta]:
     metas: list[TensorMeta] = lookup(table).metas
     return [*metas, *[TensorMeta((), (), 0, torch.bool, torch.device("cpu"))] * len(metas)]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-from bolide.symbolic import Ratio
+from bolide.symbolic import Ratio, Size
 from bolide.tracing.numbers.scalars import ScalarNode, of
 from bolide.tracing.recording.recorder import Recorder
 
@@ -133,7 +133,7 @@ def _lerp(overload: str, x: Any, end: Any, weight: Any) -> torch.Tensor:
     return torch.lerp(x, end, _like(weight, x))
 
 
-def _full(overload: str, size: Any, value: Any, **options: Any) -> torch.Tensor:
+def _full(overload: str, size: Sequence[Size], value: Any, **options: Any) -> torch.Tensor:
     dtype = options.get("dtype") or torch.get_default_dtype()
     return value.to(dtype).expand(size).clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
 

@@ -33,17 +33,17 @@ Node = torch.fx.Node
 _EXACT = 1 << 20  # a range of integers that 24 random bits cover evenly enough
 
 
-def _draw(trace: Recorder, func: OpOverload, shape: tuple[Any, ...]) -> Node:
+def _draw(trace: Recorder, func: OpOverload, shape: tuple[Size, ...]) -> Node:
     seed, counter = trace.seed()
     return trace.call(func, seed, counter, [trace.unwrap(size) for size in shape])  # type: ignore[no-any-return]
 
 
-def _eagers(trace: Recorder, func: OpOverload, wanted: TensorMeta, *parameters: Any) -> Node:
+def _eagers(trace: Recorder, func: OpOverload, wanted: TensorMeta, *parameters: object) -> Node:
     """What eager draws, by the functional form of the operation that fills memory of the wanted layout."""
     return trace.call(func, trace.filled(wanted, 0), *parameters)  # type: ignore[no-any-return]
 
 
-def _require(fill: str, dtype: torch.dtype, *parameters: Any) -> None:
+def _require(fill: str, dtype: torch.dtype, *parameters: object) -> None:
     """Raise what eager does for numbers of this type, or with these parameters, if they are known."""
     known = all(isinstance(each, (int, float, torch.dtype)) for each in parameters)
     refused = kernels.filling_refusal(fill, dtype, *(parameters if known else ()))
@@ -51,7 +51,7 @@ def _require(fill: str, dtype: torch.dtype, *parameters: Any) -> None:
         raise type(refused)(*refused.args)
 
 
-def _uniform(trace: Recorder, wanted: TensorMeta, low: Any = 0, high: Any = 1) -> Node:
+def _uniform(trace: Recorder, wanted: TensorMeta, low: float = 0, high: float = 1) -> Node:
     """A node of the wanted shape and dtype, uniform in [low, high)."""
     _require("uniform_", wanted.dtype, low, high)
     if trace.draws_as_eager:
@@ -70,7 +70,7 @@ def _uniform(trace: Recorder, wanted: TensorMeta, low: Any = 0, high: Any = 1) -
     return _converted(trace, node, wanted)
 
 
-def _normal(trace: Recorder, wanted: TensorMeta, mean: Any = 0, std: Any = 1) -> Node:
+def _normal(trace: Recorder, wanted: TensorMeta, mean: float = 0, std: float = 1) -> Node:
     _require("normal_", wanted.dtype, mean, std)
     if trace.draws_as_eager:
         return _eagers(trace, aten.normal_functional.default, wanted, mean, std)
@@ -109,7 +109,7 @@ def _largest(dtype: torch.dtype) -> int:
     return 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
-def _bernoulli(trace: Recorder, wanted: TensorMeta, p: Any) -> Node:
+def _bernoulli(trace: Recorder, wanted: TensorMeta, p: float | Node) -> Node:
     """1 with probability `p` (a number or a node), in the wanted dtype."""
     _require("bernoulli_", wanted.dtype, p.meta["val"].dtype if isinstance(p, Node) else p)
     if trace.draws_as_eager:

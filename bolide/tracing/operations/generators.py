@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
+from bolide.symbolic import Size
 from bolide.tracing.graph import enter, lookup, operator
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.operations.writes import call_on_copies, drawn
@@ -71,11 +72,11 @@ STATE_SIZE = torch.Generator().get_state().numel()
 _SEEDS = 1 << 64
 
 
-def seeding(seed: Callable[[int], object]) -> Callable[[Any], None]:
+def seeding(seed: Callable[[int], object]) -> Callable[[Size], None]:
     """`seed`, which seeds a generator, as a function that stands in graphs of calls."""
     table = enter(seed)
 
-    def manual_seed(value: Any) -> None:
+    def manual_seed(value: Size) -> None:
         set_seed(_signed(value), table)
 
     return manual_seed
@@ -101,12 +102,12 @@ def restoring(put: Callable[[Tensor], object]) -> Callable[[Tensor], None]:
     return restore_generator
 
 
-def _signed(seed: Any) -> Any:
+def _signed(seed: Size) -> Size:
     """The number of 64 bits with a sign that seeds as `seed` does."""
     return seed - _SEEDS if type(seed) is int and seed >= _SEEDS // 2 else seed
 
 
-def record_seed(trace: Recorder, seed: Callable[[int], object], value: Any) -> None:
+def record_seed(trace: Recorder, seed: Callable[[int], object], value: Size) -> None:
     """Record that a generator is seeded. `value`: a number of 64 bits, with a sign or without, or a symbolic one."""
     _state_changes(trace, set_seed, trace.unwrap(_signed(value)), enter(seed))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.fx
@@ -342,7 +342,7 @@ def _is_per_tensor(arg: object, count: int) -> bool:
     return isinstance(arg, (list, tuple)) and len(arg) == count
 
 
-def _collective(trace: Recorder, func: OpOverload, /, *args: object, **kwargs: object) -> Any:
+def _collective(trace: Recorder, func: OpOverload, /, *args: object, **kwargs: object) -> NoReturn:
     reason = "a collective writes its argument and answers a handle"
     remedy = "use torch.distributed._functional_collectives"
     raise Unsupported(reason, trace.where, remedy, kind="operator", operation=str(func))
@@ -360,7 +360,7 @@ def _unrecorded(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs: Any)
     return func(*args, **kwargs)
 
 
-def _higher_order(trace: Recorder, func: OpOverload, /, *args: object, **kwargs: object) -> Any:
+def _higher_order(trace: Recorder, func: OpOverload, /, *args: object, **kwargs: object) -> NoReturn:
     raise Unsupported(f"the higher-order operator {func} is not captured", trace.where, kind="operator")
 
 

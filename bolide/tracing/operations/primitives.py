@@ -74,7 +74,7 @@ def is_primitive(function: Callable[..., Any]) -> bool:
 
 
 @functools.cache
-def _is_listed(function: Any) -> bool:
+def _is_listed(function: Callable[..., Any]) -> bool:
     name = function.__name__
     known = function in _OPERATORS or any(getattr(owner, name, None) is function for owner in _OWNERS)
     return function in _OF_ONE or (known and _is_recorded(name))

@@ -39,7 +39,7 @@ def data_dependent(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs: A
     return pytree.tree_map(lambda leaf: trace.lift(leaf, private=True) if isinstance(leaf, Tensor) else leaf, result)
 
 
-def _lacks(known: list[Any], args: tuple[Any, ...]) -> bool:
+def _lacks(known: list[object], args: tuple[object, ...]) -> bool:
     return any(value is None and arg is not None for value, arg in zip(known, args))
 
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.fx
 from torch import Tensor
 from torch._ops import OpOverload
 
-from bolide.symbolic import contiguous_strides
+from bolide.symbolic import Size, contiguous_strides
 from bolide.tracing.graph import operator
 from bolide.tracing.meta import DataDependent, TensorMeta
 from bolide.tracing.operations.registry import handler
@@ -58,7 +58,7 @@ def _gradient_meta(grad: TensorMeta, log_probs: TensorMeta, *others: object) -> 
     return _dense(log_probs, log_probs.shape)
 
 
-def _dense(like: TensorMeta, shape: tuple[Any, ...]) -> TensorMeta:
+def _dense(like: TensorMeta, shape: tuple[Size, ...]) -> TensorMeta:
     return TensorMeta(shape, contiguous_strides(shape), 0, like.dtype, like.device)
 
 
@@ -109,7 +109,7 @@ def _ctc_loss_backward(
 
 
 @handler("_pack_padded_sequence", "_pad_packed_sequence")
-def _packed(trace: Recorder, func: OpOverload, /, *args: object) -> Any:
+def _packed(trace: Recorder, func: OpOverload, /, *args: object) -> NoReturn:
     """How the elements of sequences are arranged depends on their lengths."""
     raise DataDependent(str(func), trace.where, "data_shape")
 

@@ -8,15 +8,17 @@ do (native/LinearAlgebra.cpp, Linear.cpp, TensorShape.cpp).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C import DispatchKey
+from torch._ops import OpOverload
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from bolide.symbolic import hint_of, is_data, is_one, is_undecided, product, same_size, same_sizes, times
+from bolide.symbolic import Size, hint_of, is_data, is_one, is_undecided, product, same_size, same_sizes, times
 from bolide.tracing.recording.layers import layer
 from bolide.tracing.rules.common import differ, is_contiguous, suggested_format, wrap_dim
 from bolide.tracing.rules.registry import remembered
@@ -25,13 +27,13 @@ from bolide.tracing.tensor import TracedTensor
 
 aten = torch.ops.aten
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
-_installed: list[Any] = []
+_installed: list[OpOverload] = []
 
 
 def install() -> None:
     """Put our kernels before torch's (once per process)."""
     if not _installed:
-        ours: dict[Any, Callable[..., Any]] = {
+        ours: dict[OpOverload, Callable[..., Any]] = {
             aten.contiguous.default: _of_primitives(contiguous),
             aten.dropout.default: dropout,
             aten.fill_diagonal_.default: fill_diagonal,
@@ -67,7 +69,7 @@ def install() -> None:
 _UPSAMPLED = ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d", "nearest1d", "nearest2d", "nearest3d")
 
 
-def _of_floats(op: Any, theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _of_floats(op: OpOverload, theirs: Callable[..., Any]) -> Callable[..., Any]:
     """torch's formula for floats, laid out as by ATen; for other types, for which there may be no kernel, ATen's."""
     kernel = _of_primitives(op)
 
@@ -84,7 +86,7 @@ def _of_floats(op: Any, theirs: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _of_traced(ours: Callable[..., Any], op: Any, theirs: Callable[..., Any] | None) -> Callable[..., Any]:
+def _of_traced(ours: Callable[..., Any], op: OpOverload, theirs: Callable[..., Any] | None) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if any(arg.__class__ is TracedTensor for arg in args):
             return ours(*args, **kwargs)
@@ -95,10 +97,10 @@ def _of_traced(ours: Callable[..., Any], op: Any, theirs: Callable[..., Any] | N
     return kernel
 
 
-def _into(op: Any, theirs: Callable[..., Any] | None) -> Callable[..., Any]:
+def _into(op: OpOverload, theirs: Callable[..., Any] | None) -> Callable[..., Any]:
     """A product that is written to a given tensor, which ATen's kernels want to be of the operands' type."""
 
-    def kernel(x: torch.Tensor, *args: Any, out: torch.Tensor) -> Any:
+    def kernel(x: Tensor, *args: object, out: Tensor) -> Any:
         if out.dtype is not x.dtype:
             raise RuntimeError(f"Expected out tensor to have dtype {x.dtype}, but got {out.dtype} instead")
         return op._op_dk(_COMPOSITE, x, *args, out=out) if theirs is None else theirs(x, *args, out=out)
@@ -122,14 +124,14 @@ def _in_order(x: Any) -> bool:
     return known
 
 
-def contiguous(x: Any, memory_format: Any = torch.contiguous_format) -> Any:
+def contiguous(x: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
     """`Tensor.contiguous`: the tensor itself where its elements are in order already."""
     if memory_format is not torch.contiguous_format:
         return aten.contiguous.default._op_dk(_COMPOSITE, x, memory_format=memory_format)
     return x if _in_order(x) else _copied(x, x.clone(memory_format=memory_format))
 
 
-def _copied(x: Any, copy: Any) -> Any:
+def _copied(x: TracedTensor, copy: Any) -> Any:
     """A copy of a tensor, of which eager may have a view, or itself, if sizes that are data are 0 or 1."""
     trace = x._trace
     if trace.shapes.facts.names and any(map(is_data, (*x.shape, *copy.shape))):
@@ -137,30 +139,38 @@ def _copied(x: Any, copy: Any) -> Any:
     return copy
 
 
-def dropout(x: Any, p: float, train: bool) -> Any:
+def dropout(x: Tensor, p: float, train: bool) -> Tensor:
     """`torch.dropout`: the tensor itself where nothing is dropped."""
     return aten.dropout.default._op_dk(_COMPOSITE, x, p, train) if train and p else x
 
 
-def fill_diagonal(x: Any, value: Any, wrap: bool = False) -> Any:
+def fill_diagonal(x: Tensor, value: float, wrap: bool = False) -> Tensor:
     if x.dim() != 2 or wrap:
-        return aten.fill_diagonal_.default._op_dk(_COMPOSITE, x, value, wrap)
+        return aten.fill_diagonal_.default._op_dk(_COMPOSITE, x, value, wrap)  # type: ignore[no-any-return]
     x.diagonal().fill_(value)
     return x
 
 
-def attention(q: Any, k: Any, v: Any, mask: Any = None, p: float = 0.0, is_causal: bool = False, **options: Any) -> Any:
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    p: float = 0.0,
+    is_causal: bool = False,
+    **options: object,
+) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`; the fused kernel does not take empty tensors."""
     if any(is_data(size) and is_undecided(size >= 1) for tensor in (q, k, v) for size in tensor.shape):
-        return aten._scaled_dot_product_attention_math(q, k, v, mask, p, is_causal, **options)[0]
+        return aten._scaled_dot_product_attention_math(q, k, v, mask, p, is_causal, **options)[0]  # type: ignore[no-any-return]
     op = aten.scaled_dot_product_attention.default
-    return op._op_dk(_COMPOSITE, q, k, v, mask, p, is_causal, **options)
+    return op._op_dk(_COMPOSITE, q, k, v, mask, p, is_causal, **options)  # type: ignore[no-any-return]
 
 
-def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear`."""
     if _is_plain(x, weight, bias) and weight.dim() == 2 and _in_order(x):
-        return _plain_linear(x, weight, bias)
+        return _plain_linear(x, weight, bias)  # type: ignore[no-any-return]
     if bias is None:
         return matmul(x, weight.t())
     if bias.dim() != 1:  # one of its rows may be a place of `x`
@@ -205,7 +215,7 @@ def _plain_linear(x: Any, weight: Any, bias: Any) -> Any:
     return trace.wrap(node)
 
 
-def reshape(x: Any, size: Any) -> Any:
+def reshape(x: Tensor, size: Sequence[Size]) -> Tensor:
     """`Tensor.reshape`: a view where the strides allow it, else a copy."""
     if x.__class__ is not TracedTensor:
         return x.reshape(size)
@@ -214,13 +224,13 @@ def reshape(x: Any, size: Any) -> Any:
     shape, is_view = remembered(shapes, reshaped, meta, size)
     if is_view:
         return x.view(shape)
-    return _copied(x, aten._unsafe_view.default(x.clone(memory_format=torch.contiguous_format), shape))
+    return _copied(x, aten._unsafe_view.default(x.clone(memory_format=torch.contiguous_format), shape))  # type: ignore[no-any-return]
 
 
-def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
+def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """`Tensor.flatten`: the tensor itself where nothing is joined."""
     if x.__class__ is not TracedTensor:
-        return aten.flatten.using_ints._op_dk(_COMPOSITE, x, start_dim, end_dim)
+        return aten.flatten.using_ints._op_dk(_COMPOSITE, x, start_dim, end_dim)  # type: ignore[no-any-return]
     if not x.dim():
         return reshape(x, [1])
     start, end = wrap_dim(start_dim, x.dim()), wrap_dim(end_dim, x.dim())
@@ -242,7 +252,7 @@ def max_pool1d(x: Any, size: Any, stride: Any = (), padding: Any = 0, dilation: 
     return pooled[0].squeeze(-2)
 
 
-def matmul(a: Any, b: Any) -> Any:
+def matmul(a: Tensor, b: Tensor) -> Tensor:
     """`torch.matmul` of tensors of any sizes; raises RuntimeError for those that do not fit."""
     if a.dim() == 0 or b.dim() == 0:
         raise RuntimeError(f"both arguments to matmul need to be at least 1D, but they are {a.dim()}D and {b.dim()}D")
@@ -257,7 +267,7 @@ def matmul(a: Any, b: Any) -> Any:
     return _batched(a, b)
 
 
-def _folds(a: Any, b: Any) -> bool:
+def _folds(a: Tensor, b: Tensor) -> bool:
     """Whether the batch of the larger operand becomes rows of a plain matrix product."""
     larger, smaller = (a, b) if a.dim() >= b.dim() else (b.mT, a)
     if larger.dim() < 3 or smaller.dim() > 2:
@@ -271,27 +281,27 @@ def _folds(a: Any, b: Any) -> bool:
     return all(same_size(own, wanted) or own == wanted for own, wanted in steps)
 
 
-def _folded(a: Any, b: Any) -> Any:
+def _folded(a: Tensor, b: Tensor) -> Tensor:
     *batch, width = a.shape
     rows = reshape(a, (product(batch), width))
     if b.dim() == 1:
-        return aten._unsafe_view.default(torch.mv(rows, b), batch)
-    return aten._unsafe_view.default(torch.mm(rows, b), [*batch, b.shape[1]])
+        return aten._unsafe_view.default(torch.mv(rows, b), batch)  # type: ignore[no-any-return]
+    return aten._unsafe_view.default(torch.mm(rows, b), [*batch, b.shape[1]])  # type: ignore[no-any-return]
 
 
-def _batched(a: Any, b: Any) -> Any:
+def _batched(a: Tensor, b: Tensor) -> Tensor:
     batch = _broadcast(a.shape[:-2], b.shape[:-2])
     count = product(batch)
 
-    def stacked(x: Any) -> Any:
+    def stacked(x: Tensor) -> Tensor:
         *own, rows, columns = x.shape
         whole = x if same_sizes(own, batch) else x.expand(*batch, rows, columns)
         return reshape(whole, (count, rows, columns))
 
-    return aten._unsafe_view.default(torch.bmm(stacked(a), stacked(b)), [*batch, a.shape[-2], b.shape[-1]])
+    return aten._unsafe_view.default(torch.bmm(stacked(a), stacked(b)), [*batch, a.shape[-2], b.shape[-1]])  # type: ignore[no-any-return]
 
 
-def _broadcast(a: Any, b: Any) -> list[Any]:
+def _broadcast(a: Sequence[Size], b: Sequence[Size]) -> list[Size]:
     """The common shape of two batches."""
     longer, shorter = (list(a), list(b)) if len(a) >= len(b) else (list(b), list(a))
     for i in range(1, len(shorter) + 1):

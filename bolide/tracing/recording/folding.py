@@ -26,7 +26,7 @@ _UNKNOWN: Any = object()
 
 aten = torch.ops.aten
 # Comparisons of a number in [0, 1) with one below and with one above that range: whether it is below, and what follows.
-_BELOW: dict[Any, tuple[Callable[[float], bool], bool]] = {
+_BELOW: dict[object, tuple[Callable[[float], bool], bool]] = {
     aten.lt.Scalar: (lambda number: number <= 0, False),
     aten.ge.Scalar: (lambda number: number <= 0, True),
     aten.le.Scalar: (lambda number: number < 0, False),

@@ -17,6 +17,7 @@ from bolide.tracing.tensor import Recording
 
 aten = torch.ops.aten
 Node = torch.fx.Node
+Sizes = list[Node | int]
 
 #: view operation -> f(trace, operand, new value of the view, *arguments of the view) -> new value of the operand
 INVERSES: dict[str, Callable[..., Node]] = {}
@@ -61,7 +62,9 @@ for _view in ("select.int", "slice.Tensor", "diagonal"):
 
 
 @_inverse("as_strided")
-def _as_strided(trace: Recording, operand: Node, value: Node, size: Any, stride: Any, offset: Any) -> Node:
+def _as_strided(
+    trace: Recording, operand: Node, value: Node, size: Sizes, stride: Sizes, offset: Node | int | None
+) -> Node:
     sizes, steps, start = ([_number(item) for item in each] for each in (size, stride, [offset or 0]))
     reached = sum((extent - 1) * step for extent, step in zip(sizes, steps)) + start[0]
     if 0 not in sizes and reached >= operand.meta["val"].numel:
@@ -70,7 +73,7 @@ def _as_strided(trace: Recording, operand: Node, value: Node, size: Any, stride:
     return trace.call(aten.as_strided_scatter.default, operand, value, size, stride, offset)  # type: ignore[no-any-return]
 
 
-def _number(arg: Any) -> Any:
+def _number(arg: Node | int) -> Any:
     return arg.meta["val"] if isinstance(arg, Node) else arg
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bolide.support.errors import Unsupported
-from bolide.symbolic import contiguous_strides
+from bolide.symbolic import Size, contiguous_strides
 from bolide.tracing.graph import operator
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.registry import rule
@@ -67,7 +67,7 @@ _forward = operator(f"recurrent({_ARGUMENTS}) -> Tensor[]", _run)
 _backward = operator(f"recurrent_backward({_ARGUMENTS}, Tensor[] tangents) -> Tensor[]", _run_backward)
 
 
-def _fresh(shape: tuple[Any, ...], like: TensorMeta) -> TensorMeta:
+def _fresh(shape: tuple[Size, ...], like: TensorMeta) -> TensorMeta:
     return TensorMeta(shape, contiguous_strides(shape), 0, like.dtype, like.device)
 
 

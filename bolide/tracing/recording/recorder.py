@@ -6,7 +6,7 @@ import abc
 import bisect
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -308,7 +308,7 @@ class Recorder(abc.ABC):
         """Positions of the inputs whose storage was written."""
         return [position for position, tensor in enumerate(self.inputs) if tensor.group.version]
 
-    def recording(self) -> AbstractContextManager[Any]:
+    def recording(self) -> AbstractContextManager[object]:
         """While it is active, factory functions and operations on real tensors are recorded as well."""
         return self._mode
 
@@ -387,15 +387,17 @@ class Recorder(abc.ABC):
         return node
 
     def _compute_size(self, expr: Expr) -> Any:
-        def apply(function: Any, a: Any, b: Any, value: Expr) -> Any:
+        def apply(function: Callable[..., Any], a: Node | int, b: Node | int, value: Expr) -> Node:
             node = self.graph.create_node("call_function", function, (a, b), {}, "size")
             node.meta["val"] = self.shapes.sym_int(value)
             node.meta["where"] = self.where
             return node
 
-        total, so_far = None, Expr.const(0)
+        total: Any = None
+        so_far = Expr.const(0)
         for mono, coefficient in expr.terms:
-            product, factor = None, Expr.const(1)
+            product: Any = None
+            factor = Expr.const(1)
             for atom in mono:
                 whole = atom.as_expr()
                 if atom.kind == "var":
@@ -521,7 +523,7 @@ class Recorder(abc.ABC):
         copied = self.call(aten.clone.default, moved, memory_format=torch.contiguous_format)
         return self.call(aten.permute.default, copied, invert(order))  # type: ignore[no-any-return]
 
-    def filled(self, wanted: TensorMeta, value: Any, shape: Any = None) -> Node:
+    def filled(self, wanted: TensorMeta, value: Any, shape: Iterable[Any] | None = None) -> Node:
         """A node that is `value` everywhere, of the shape, strides, dtype and device of `wanted`; `shape`: its sizes
         as they stand in the graph."""
         sizes = list(shape) if shape is not None else [self.unwrap(size) for size in wanted.shape]
@@ -610,12 +612,12 @@ def _name(func: OpOverload) -> str:
     return name
 
 
-def memory_order(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> list[int]:
+def memory_order(shape: Sequence[Size], stride: Sequence[Size]) -> list[int]:
     """The dimensions from the outermost to the innermost in memory."""
     return sorted(range(len(shape)), key=lambda dim: (-hint_of(stride[dim]), -hint_of(shape[dim]), dim))
 
 
-def _same_layout(shape: tuple[Any, ...], a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+def _same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:
     """Whether strides differ only where they do not matter: at sizes of 1, or in an empty tensor."""
     if same_sizes(a, b):
         return True
