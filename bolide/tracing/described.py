@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from bolide.support.errors import UserFrame
 from bolide.tracing.graph import mapped
-from bolide.tracing.meta import TensorMeta
+from bolide.tracing.meta import TensorMeta, meta_of
 
 
 class Described(torch.Tensor):
@@ -40,15 +40,8 @@ class Described(torch.Tensor):
         cls, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: object = None
     ) -> Any:
         if func is torch.ops.aten.detach.default:
-            return cls.of(described(args[0]))
+            return cls.of(meta_of(args[0])._replace(requires_grad=False))
         raise RuntimeError(f"{func}: the example value of a node describes a tensor; it holds no data")
-
-
-def described(tensor: torch.Tensor) -> TensorMeta:
-    """What is known of a tensor; it does not require grad."""
-    return TensorMeta(
-        tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype, tensor.device, False
-    )
 
 
 def describe(graph: fx.Graph, replace: bool = False) -> None:

@@ -73,9 +73,6 @@ class Slot(threading.local):
     def put(self, generator: torch.Generator) -> None:
         self.generator = generator
 
-    def get(self) -> torch.Generator | None:
-        return self.generator
-
     def manual_seed(self, seed: int) -> None:
         self._held().manual_seed(seed)
 

@@ -18,10 +18,10 @@ import torch.fx as fx
 from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
-from bolide.symbolic import Expr, ShapeEnv, contiguous_strides, same_sizes
+from bolide.symbolic import Expr, ShapeEnv, same_sizes
 from bolide.tracing.graph import enter, evaluated, lookup, mapped, operator
 from bolide.tracing.meta import TensorMeta
-from bolide.tracing.rules.common import is_dense
+from bolide.tracing.rules.common import is_dense, row_major
 from bolide.tracing.rules.registry import rule
 from bolide.tracing.tensor import AliasGroup, Recording, TracedTensor
 from bolide.tracing.trace import Trace
@@ -149,12 +149,7 @@ def common_layout(metas: Sequence[TensorMeta]) -> TensorMeta:
     first = metas[0]
     if is_dense(first.shape, first.stride) and all(same_sizes(first.stride, meta.stride) for meta in metas):
         return first._replace(offset=0, requires_grad=False)
-    return dense(first)
-
-
-def dense(meta: TensorMeta) -> TensorMeta:
-    """The meta of a row-major copy."""
-    return TensorMeta(meta.shape, contiguous_strides(meta.shape), 0, meta.dtype, meta.device)
+    return row_major(first)
 
 
 @dataclass(frozen=True)
@@ -225,7 +220,7 @@ class Branches:
             if self.always:
                 reach = ((((True,) * len(self.differentiable)),) * len(tangents),) * len(graphs)
             slots = [node.meta["val"] for node in placeholders(self.graphs[0])]
-            metas = tuple([dense(slots[place]) for place in self.differentiable])
+            metas = tuple([row_major(slots[place]) for place in self.differentiable])
             self.gradient = Branches(graphs, self.operands + len(tangents), metas, (), (), reach=reach)
         return self.gradient
 
@@ -409,7 +404,7 @@ def _derivative(
         wanted_leaves = tuple([leaves[place] for place in branches.differentiable])
         alone = [_engine_run([pair], wanted_leaves) for pair in pairs]
         found = alone[0] if len(pairs) == 1 else _engine_run(pairs, wanted_leaves)
-        wanted = [dense(slots[place]) for place in branches.differentiable]
+        wanted = [row_major(slots[place]) for place in branches.differentiable]
         results = [
             tape.filled(meta, 0) if gradient is None else _fresh(tape, gradient, meta)
             for gradient, meta in zip(found, wanted)

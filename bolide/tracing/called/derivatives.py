@@ -20,11 +20,11 @@ from torch.autograd.graph import Node as GradNode
 from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
-from bolide.symbolic import contiguous_strides, same_sizes
+from bolide.symbolic import same_sizes
 from bolide.tracing.graph import enter, lookup, operator
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.operations.kinds import GENERATED
-from bolide.tracing.rules.common import is_dense
+from bolide.tracing.rules.common import fresh, is_dense, row_major
 from bolide.tracing.rules.registry import rule
 from bolide.tracing.tensor import TracedTensor, nodes_behind, reaches
 from bolide.tracing.trace import Trace
@@ -121,10 +121,10 @@ _STRUCTURE = "_pt_metadata"  # where torch's own wrapper of operators on lists n
 
 def _gradient_meta(wanted: Any, saved: Sequence[Any]) -> TensorMeta:
     """The meta of a gradient: in the layout of the saved tensor that it seems to belong to, or row-major."""
-    shape, dtype = tuple(wanted.shape), wanted.dtype
+    shape = tuple(wanted.shape)
     metas = [tensor.meta for tensor in saved if isinstance(tensor, TracedTensor)]
     like = (meta.stride for meta in metas if same_sizes(meta.shape, shape) and is_dense(shape, meta.stride))
-    return TensorMeta(shape, next(like, contiguous_strides(shape)), 0, dtype, wanted.device)
+    return fresh(shape, wanted.dtype, wanted.device, next(like, None))
 
 
 # ---- when the backward runs ------------------------------------------------------------------------------------------
@@ -302,4 +302,4 @@ without_phase = operator("without_phase(Tensor tangent, Tensor vectors, str name
 
 @rule("bolide::without_phase")
 def _phase_meta(tangent: TensorMeta, vectors: TensorMeta, name: str) -> TensorMeta:
-    return TensorMeta(tangent.shape, contiguous_strides(tangent.shape), 0, tangent.dtype, tangent.device)
+    return row_major(tangent)

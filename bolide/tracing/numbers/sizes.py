@@ -14,6 +14,7 @@ from bolide.symbolic import Cond, Expr, Size, as_expr, contiguous_strides
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.numbers import data
 from bolide.tracing.recording.recorder import Recorder
+from bolide.tracing.rules.common import row_major
 from bolide.tracing.tensor import TracedTensor
 
 aten = torch.ops.aten
@@ -48,10 +49,6 @@ def sized_by_data(trace: Recorder, func: OpOverload, args: tuple[Any, ...], kwar
     return made[0] if len(made) == 1 else tuple(made)
 
 
-def _fresh(like: TensorMeta, shape: tuple[Size, ...], dtype: torch.dtype | None = None) -> TensorMeta:
-    return TensorMeta(shape, contiguous_strides(shape), 0, dtype or like.dtype, like.device)
-
-
 def _at_most(size: torch.SymInt, most: Size) -> list[Cond]:
     return [as_expr(size).le(as_expr(most))]
 
@@ -62,7 +59,7 @@ def _nonzero(size: torch.SymInt, self: TensorMeta) -> Sized:
 
 
 def _masked_select(size: torch.SymInt, self: TensorMeta, mask: TensorMeta) -> Sized:
-    return [_fresh(self, (size,))], []
+    return [row_major(self, (size,))], []
 
 
 def _unique2(
@@ -73,9 +70,9 @@ def _unique2(
     return_counts: bool = False,
 ) -> Sized:
     metas = [
-        _fresh(self, (size,)),
-        _fresh(self, self.shape if return_inverse else (0,), torch.int64),
-        _fresh(self, (size,) if return_counts else (0,), torch.int64),
+        row_major(self, (size,)),
+        row_major(self, self.shape if return_inverse else (0,), torch.int64),
+        row_major(self, (size,) if return_counts else (0,), torch.int64),
     ]
     return metas, _at_most(size, self.numel)
 
@@ -105,16 +102,16 @@ def _unique_dim(size: torch.SymInt, self: TensorMeta, dim: int, *_: object, **__
     strides = (*others[:dim], first, *others[dim:])
     meta = TensorMeta((*rest[:dim], size, *rest[dim:]), strides, 0, self.dtype, self.device)
     rows = self.shape[dim]
-    return [meta, _fresh(self, (rows,), torch.int64), _fresh(self, (size,), torch.int64)], _at_most(size, rows)
+    return [meta, row_major(self, (rows,), torch.int64), row_major(self, (size,), torch.int64)], _at_most(size, rows)
 
 
 def _repeat_interleave(size: torch.SymInt, repeats: TensorMeta, output_size: Size | None = None) -> Sized:
-    return [_fresh(repeats, (size,))], [] if output_size is None else [as_expr(size).eq(as_expr(output_size))]
+    return [row_major(repeats, (size,))], [] if output_size is None else [as_expr(size).eq(as_expr(output_size))]
 
 
 def _bincount(size: torch.SymInt, self: TensorMeta, weights: TensorMeta | None = None, minlength: Size = 0) -> Sized:
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
-    return [_fresh(self, (size,), dtype)], [as_expr(size).ge(as_expr(minlength))]
+    return [row_major(self, (size,), dtype)], [as_expr(size).ge(as_expr(minlength))]
 
 
 SIZED: dict[str, SizedRule] = {

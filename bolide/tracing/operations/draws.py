@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
-from bolide.symbolic import Size, contiguous_strides, hint_of
+from bolide.symbolic import Size, hint_of
 from bolide.tracing import rng
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.numbers import data
@@ -157,29 +157,22 @@ def _bernoulli_of(trace: Recorder, func: OpOverload, tensor: Tensor, *p: float, 
     return trace.wrap(_bernoulli(trace, wanted, p[0] if p else node))
 
 
-@handler("uniform_")
-def _uniform_(
-    trace: Recorder, func: OpOverload, tensor: Tensor, low: float = 0.0, high: float = 1.0, **_: object
-) -> Tensor:
-    target, meta = _target(trace, func, tensor, low, high)
-    trace.write(target, _uniform(trace, meta, low, high))
-    return tensor
-
-
-@handler("normal_")
-def _normal_(
-    trace: Recorder, func: OpOverload, tensor: Tensor, mean: float = 0.0, std: float = 1.0, **_: object
-) -> Tensor:
-    target, meta = _target(trace, func, tensor, mean, std)
-    trace.write(target, _normal(trace, meta, mean, std))
+@handler("uniform_", "normal_")
+def _filled(trace: Recorder, func: OpOverload, tensor: Tensor, *given: float, **_: object) -> Tensor:
+    target, meta = _target(trace, func, tensor, *given)
+    draw = _uniform if func is aten.uniform_.default else _normal
+    trace.write(target, draw(trace, meta, *_two(given)))
     return tensor
 
 
 @handler("normal_functional")
-def _normal_functional(
-    trace: Recorder, func: OpOverload, tensor: Tensor, mean: float = 0.0, std: float = 1.0, **_: object
-) -> Any:
-    return trace.wrap(_normal(trace, trace.unwrap(tensor).meta["val"], mean, std))
+def _normal_functional(trace: Recorder, func: OpOverload, tensor: Tensor, *given: float, **_: object) -> Any:
+    return trace.wrap(_normal(trace, trace.unwrap(tensor).meta["val"], *_two(given)))
+
+
+def _two(given: tuple[float, ...]) -> tuple[float, ...]:
+    """The two parameters of a distribution, of which the last may be left out."""
+    return *given, *(0.0, 1.0)[len(given) :]
 
 
 @handler("random_", "random_.to", "random_.from")
@@ -197,34 +190,23 @@ def _wanted(trace: Recorder, given: Any, options: dict[str, Any], dtype: torch.d
     """The meta of what is drawn in the shape of a tensor, or of these sizes (of this dtype if no other is wanted)."""
     if isinstance(given, Tensor):
         like = trace.unwrap(given).meta["val"]
-        stride = like_strides(like, options.get("memory_format"))
-        return TensorMeta(like.shape, stride, 0, *dtype_and_device(options, like))
+        return fresh(like.shape, *dtype_and_device(options, like), like_strides(like, options.get("memory_format")))
     refuse_negative(given)
     wanted, device = dtype_and_device(options)
-    wanted = wanted if options.get("dtype") or dtype is None else dtype
-    return TensorMeta(tuple(given), contiguous_strides(tuple(given)), 0, wanted, device)
+    return fresh(given, wanted if options.get("dtype") or dtype is None else dtype, device)
 
 
-@handler("rand", "rand.generator", "rand_like")
-def _rand(trace: Recorder, func: OpOverload, given: Any, **options: Any) -> Any:
-    return trace.wrap(_uniform(trace, _wanted(trace, given, options)))
+@handler("rand", "rand.generator", "rand_like", "randn", "randn.generator", "randn_like")
+def _floats(trace: Recorder, func: OpOverload, given: Any, **options: Any) -> Any:
+    draw = _normal if func._opname.startswith("randn") else _uniform
+    return trace.wrap(draw(trace, _wanted(trace, given, options)))
 
 
-@handler("randn", "randn.generator", "randn_like")
-def _randn(trace: Recorder, func: OpOverload, given: Any, **options: Any) -> Any:
-    return trace.wrap(_normal(trace, _wanted(trace, given, options)))
-
-
-@handler("randint", "randint.low")
+@handler("randint", "randint.low", "randint_like", "randint_like.low_dtype")
 def _randint(trace: Recorder, func: OpOverload, *args: Any, **options: Any) -> Any:
-    low, high, shape = args if len(args) == 3 else (0, *args)
-    return trace.wrap(_integers(trace, _wanted(trace, shape, options, torch.int64), low, high))
-
-
-@handler("randint_like", "randint_like.low_dtype")
-def _randint_like(trace: Recorder, func: OpOverload, tensor: Tensor, *bounds: int, **options: Any) -> Any:
+    given, *bounds = args if isinstance(args[0], Tensor) else (args[-1], *args[:-1])
     low, high = bounds if len(bounds) > 1 else (0, *bounds)
-    return trace.wrap(_integers(trace, _wanted(trace, tensor, options), low, high))
+    return trace.wrap(_integers(trace, _wanted(trace, given, options, torch.int64), low, high))
 
 
 @handler("normal.float_float")

@@ -17,7 +17,7 @@ from bolide.tracing.meta import TensorMeta, number_dtype
 from bolide.tracing.operations.registry import handler
 from bolide.tracing.operations.writes import refuse_overlaps
 from bolide.tracing.recording.recorder import Recorder
-from bolide.tracing.rules.common import format_strides, like_strides, may_be_negative, surely
+from bolide.tracing.rules.common import format_strides, fresh, like_strides, may_be_negative, surely
 from bolide.tracing.tensor import TracedTensor
 
 aten = torch.ops.aten
@@ -53,13 +53,13 @@ def full(
         torch.full((), value, dtype=dtype)  # raises where the type has no such number
     if isinstance(value, complex) and not dtype.is_complex:
         value = value != 0 if dtype is torch.bool else value.real
-    wanted = TensorMeta(shape, tuple(stride) if stride is not None else contiguous_strides(shape), 0, dtype, device)
+    wanted = fresh(shape, dtype, device, None if stride is None else tuple(stride))
     made: TracedTensor = trace.wrap(trace.filled(wanted, value))
     if stride is None or same_sizes(made.stride(), wanted.stride):
         return made
     sizes = list(zip(shape, wanted.stride))
     room = 0 if any(size == 0 for size in shape) else 1 + sum((size - 1) * step for size, step in sizes)
-    block = trace.wrap(trace.filled(TensorMeta((room,), (1,), 0, dtype, device), value))
+    block = trace.wrap(trace.filled(fresh((room,), dtype, device), value))
     return trace.dispatch(aten.as_strided.default, (block, shape, wanted.stride), {})  # type: ignore[no-any-return]
 
 
@@ -124,7 +124,7 @@ def _copy_(trace: Recorder, func: OpOverload, target: Tensor, source: Any, *opti
     refuse_overlaps(trace.where, func, (target, source, *options), {}, (target,))
     node = trace.unwrap(source)
     if not isinstance(source, Tensor):  # a number counts as a tensor of its widest type
-        node = trace.filled(TensorMeta((), (), 0, number_dtype(source, widest=True), torch.device("cpu")), node)
+        node = trace.filled(fresh((), number_dtype(source, widest=True), torch.device("cpu")), node)
     trace.write(own, _fitted(trace, node, own.node.meta["val"]))
     return target
 

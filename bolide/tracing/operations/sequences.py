@@ -18,11 +18,11 @@ import torch.fx
 from torch import Tensor
 from torch._ops import OpOverload
 
-from bolide.symbolic import Size, contiguous_strides
 from bolide.tracing.graph import operator
 from bolide.tracing.meta import DataDependent, TensorMeta
 from bolide.tracing.operations.registry import handler
 from bolide.tracing.recording.recorder import Recorder
+from bolide.tracing.rules.common import row_major
 from bolide.tracing.rules.registry import by_real_kernel, rule
 
 aten = torch.ops.aten
@@ -50,16 +50,12 @@ ctc_loss_backward = operator(f"ctc_loss_backward(Tensor grad, {_ARGUMENTS}) -> T
 
 @rule("bolide::ctc_loss")
 def _loss_meta(log_probs: TensorMeta, *others: object) -> TensorMeta:
-    return _dense(log_probs, log_probs.shape[1:2] if len(log_probs.shape) == 3 else ())
+    return row_major(log_probs, log_probs.shape[1:2] if len(log_probs.shape) == 3 else ())
 
 
 @rule("bolide::ctc_loss_backward")
 def _gradient_meta(grad: TensorMeta, log_probs: TensorMeta, *others: object) -> TensorMeta:
-    return _dense(log_probs, log_probs.shape)
-
-
-def _dense(like: TensorMeta, shape: tuple[Size, ...]) -> TensorMeta:
-    return TensorMeta(shape, contiguous_strides(shape), 0, like.dtype, like.device)
+    return row_major(log_probs, log_probs.shape)
 
 
 def _operands(trace: Recorder, tensors: Sequence[Tensor], *lengths: Lengths) -> list[torch.fx.Node]:
@@ -87,7 +83,7 @@ def _ctc_loss(
     """The loss, and a stand-in for the table."""
     nodes = _operands(trace, (log_probs, targets), inputs, wanted)
     loss = trace.call(ctc_loss, *nodes, blank, zero_infinity)
-    return trace.wrap([loss, trace.filled(_dense(nodes[0].meta["val"], (0,)), 0)])
+    return trace.wrap([loss, trace.filled(row_major(nodes[0].meta["val"], (0,)), 0)])
 
 
 @handler("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
@@ -148,7 +144,7 @@ def _rnn_gradients(
     dtype = _gradient_dtype(x.dtype)
     bias = w0.shape[:1]
     shapes = (x.shape, w0.shape, w1.shape, bias, bias, *(state.shape for state in rest[:2]))
-    return [TensorMeta(shape, contiguous_strides(shape), 0, dtype, x.device) for shape in shapes]
+    return [row_major(x, shape, dtype) for shape in shapes]
 
 
 @functools.cache
@@ -168,4 +164,4 @@ def _rnn_metas_without_workspace(x: TensorMeta, *rest: Any) -> Any:
     """All results and the last state and cell, dense; there is no workspace while grad mode is off."""
     *states, _reverse, _batch_sizes, _mode, hidden = rest[4:10]
     shapes = ((*x.shape[:2], hidden), *(state.shape for state in states))
-    return (*(TensorMeta(shape, contiguous_strides(shape), 0, x.dtype, x.device) for shape in shapes), None)
+    return (*(row_major(x, shape) for shape in shapes), None)

@@ -185,19 +185,14 @@ def _unbind(trace: Recorder, func: OpOverload, tensor: Tensor, dim: int = 0) -> 
 # ---- places along one dimension --------------------------------------------------------------------------------------
 
 
-@handler("select.int", "slice.Tensor")
-def _view_at(trace: Recorder, func: OpOverload, *args: Any, **kwargs: Any) -> TracedTensor:
-    args, kwargs = _from_front(trace, func, args, kwargs)
-    return record_view(trace, func, *args, **kwargs)
-
-
 @handler(
-    *("select_copy.int", "select_scatter", "select_backward"),
-    *("slice_copy.Tensor", "slice_scatter", "slice_backward"),
+    *("select.int", "select_copy.int", "select_scatter", "select_backward"),
+    *("slice.Tensor", "slice_copy.Tensor", "slice_scatter", "slice_backward"),
 )
-def _value_at(trace: Recorder, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def _placed(trace: Recorder, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
     args, kwargs = _from_front(trace, func, args, kwargs)
-    return functional(trace, func, *args, **kwargs)
+    kind = record_view if func in (aten.select.int, aten.slice.Tensor) else functional
+    return kind(trace, func, *args, **kwargs)
 
 
 def _from_front(

@@ -17,8 +17,9 @@ from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing.graph import enter, lookup, mapped, operator
 from bolide.tracing.meta import TensorMeta, found_in, meta_of
 from bolide.tracing.recording.recorder import Recorder
+from bolide.tracing.rng import Slot
 from bolide.tracing.rules import infer, kernels
-from bolide.tracing.rules.common import crosses, like_strides, repeats
+from bolide.tracing.rules.common import crosses, laid_out_like, repeats
 from bolide.tracing.rules.kernels import Placed
 from bolide.tracing.rules.registry import rule
 from bolide.tracing.tensor import TracedTensor
@@ -124,7 +125,7 @@ def call_on_copies(
     if returns:
         if any(value.alias_info is not None for value in returns):
             raise Unsupported(f"{func} returns an argument that it writes", trace.where, kind="operator")
-        full = [None if hasattr(leaf, "put") else leaf for leaf in plain]  # no generator for the shapes
+        full = [None if isinstance(leaf, Slot) else leaf for leaf in plain]  # no generator for the shapes
         for place, known in (*zip(places, nodes), *[(place, leaves[place]) for place in numbers]):
             full[place] = known
         node_args, node_kwargs = pytree.tree_unflatten(full, spec)
@@ -132,8 +133,7 @@ def call_on_copies(
         metas = [own] if isinstance(own, TensorMeta) else list(own)
     returned = len(metas)
     for position in written:
-        meta = nodes[position].meta["val"]
-        metas.append(TensorMeta(meta.shape, like_strides(meta), 0, meta.dtype, meta.device))
+        metas.append(laid_out_like(nodes[position].meta["val"]))
     table = enter(Writing(func, plain, spec, places, numbers, written, returned, metas))
     results = trace.call(op or functional, nodes, [trace.unwrap(leaves[place]) for place in numbers], table)
     for position, node in zip(written, results[returned:]):
@@ -159,7 +159,7 @@ def _functional(tensors: Sequence[Tensor], numbers: Sequence[int], table: int) -
     own = list(tensors)
     for position in call.written:
         own[position] = own[position].clone()
-    leaves = [leaf.get() if hasattr(leaf, "put") else leaf for leaf in call.leaves]
+    leaves = [leaf.generator if isinstance(leaf, Slot) else leaf for leaf in call.leaves]
     for place, value in (*zip(call.places, own), *zip(call.numbers, numbers)):
         leaves[place] = value
     args, kwargs = pytree.tree_unflatten(leaves, call.spec)

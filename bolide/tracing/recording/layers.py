@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from bolide.support.errors import Unsupported
-from bolide.symbolic import Size, contiguous_strides
 from bolide.tracing.graph import operator
 from bolide.tracing.meta import TensorMeta
+from bolide.tracing.rules.common import row_major
 from bolide.tracing.rules.registry import rule
 from bolide.tracing.tensor import Recording, TracedTensor
 
@@ -67,21 +67,17 @@ _forward = operator(f"recurrent({_ARGUMENTS}) -> Tensor[]", _run)
 _backward = operator(f"recurrent_backward({_ARGUMENTS}, Tensor[] tangents) -> Tensor[]", _run_backward)
 
 
-def _fresh(shape: tuple[Size, ...], like: TensorMeta) -> TensorMeta:
-    return TensorMeta(shape, contiguous_strides(shape), 0, like.dtype, like.device)
-
-
 @rule("bolide::recurrent")
 def _results(kind: str, x: TensorMeta, state: list[TensorMeta], *options: bool) -> list[TensorMeta]:
     width = state[0].shape[2] * (2 if options[-1] else 1)
-    return [_fresh((*x.shape[:2], width), x), *(_fresh(part.shape, x) for part in state)]
+    return [row_major(x, (*x.shape[:2], width)), *(row_major(x, part.shape) for part in state)]
 
 
 @rule("bolide::recurrent_backward")
 def _gradients(
     kind: str, x: TensorMeta, state: list[TensorMeta], weights: list[TensorMeta], *options: object
 ) -> list[TensorMeta]:
-    return [_fresh(meta.shape, meta) for meta in (x, *state, *weights)]
+    return [*map(row_major, (x, *state, *weights))]
 
 
 class _Recurrent(torch.autograd.Function):
