@@ -17,6 +17,7 @@ import numpy
 import torch
 from torch import fx
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node as GradNode
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
 from bolide.symbolic import Expr
@@ -27,7 +28,7 @@ from bolide.tracing.meta import found_in
 from bolide.tracing.numbers import data, scalars
 from bolide.tracing.operations import generators
 from bolide.tracing.recording.recorder import NonLeaf
-from bolide.tracing.tensor import TracedTensor
+from bolide.tracing.tensor import TracedTensor, nodes_behind
 from bolide.tracing.trace import Trace
 from bolide.tracing.traits import traits_of
 
@@ -107,7 +108,7 @@ class CallRecorder(TorchFunctionMode):
         self._numbers: dict[fx.Node, fx.Node] = {}
         self._start = self._state = modes.settings()
         self._conditions: list[Callable[[], str | None]] = []
-        self._remade: set[object] = set()  # autograd's nodes of user's functions that recorded calls make again
+        self._remade: set[GradNode] = set()  # autograd's nodes of user's functions that recorded calls make again
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -406,18 +407,11 @@ def _rename(slot: fx.Node, name: str) -> None:
 # ---- what is in values -----------------------------------------------------------------------------------------------
 
 
-def _own_nodes(roots: Iterable[Any], known: Iterable[Any]) -> Iterator[Any]:
+def _own_nodes(roots: Iterable[GradNode | None], known: Iterable[GradNode | None]) -> Iterator[GradNode]:
     """The nodes of `autograd.Function`s that lead to `roots`; nothing is looked for behind what is `known`."""
-    seen = {None, *known}
-    todo = list(roots)
-    while todo:
-        node = todo.pop()
-        if node in seen:
-            continue
-        seen.add(node)
+    for node in nodes_behind(roots, known):
         if isinstance(node, BackwardCFunction) and not isinstance(node, NonLeaf._backward_cls):
             yield node
-        todo += [following for following, _ in node.next_functions]
 
 
 __all__ = ["CallRecorder"]

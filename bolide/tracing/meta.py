@@ -37,19 +37,19 @@ class TensorMeta(NamedTuple):
 
 def found_in(value: object, cls: type[T]) -> list[T]:
     """The instances of a class in nested containers."""
-    found: list[T] = []
-    _find((value,), cls, found)
-    return found
+    instances: list[T] = []
+    _find((value,), cls, instances)
+    return instances
 
 
-def _find(values: Iterable[object], cls: type[T], found: list[T]) -> None:
+def _find(values: Iterable[object], cls: type[T], instances: list[T]) -> None:
     for value in values:
         if isinstance(value, cls):
-            found.append(value)
+            instances.append(value)
         elif isinstance(value, (tuple, list)):
-            _find(value, cls, found)
+            _find(value, cls, instances)
         elif isinstance(value, dict):
-            _find(value.values(), cls, found)
+            _find(value.values(), cls, instances)
 
 
 _NUMBER = frozenset({int})

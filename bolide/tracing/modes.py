@@ -60,22 +60,22 @@ FLAGS = (
 
 def settings() -> list[Setting]:
     """The calls that bring the present state about, always of the same setters in the same order."""
-    found: list[Setting] = [(_native._set_grad_enabled, (torch.is_grad_enabled(),))]
+    calls: list[Setting] = [(_native._set_grad_enabled, (torch.is_grad_enabled(),))]
     for device in AUTOCAST_DEVICES:
-        found.append((torch.set_autocast_enabled, (device, torch.is_autocast_enabled(device))))
-        found.append((torch.set_autocast_dtype, (device, torch.get_autocast_dtype(device))))
-    found.append((torch.set_autocast_cache_enabled, (torch.is_autocast_cache_enabled(),)))
-    found.append((set_nesting, (_nesting(),)))
-    return found + shared()
+        calls.append((torch.set_autocast_enabled, (device, torch.is_autocast_enabled(device))))
+        calls.append((torch.set_autocast_dtype, (device, torch.get_autocast_dtype(device))))
+    calls.append((torch.set_autocast_cache_enabled, (torch.is_autocast_cache_enabled(),)))
+    calls.append((set_nesting, (_nesting(),)))
+    return calls + shared()
 
 
 def shared() -> list[Setting]:
     """As `settings`, of what is one for all threads (but for how autograd's engine runs)."""
-    found: list[Setting] = [(torch.set_default_dtype, (torch.get_default_dtype(),))]
+    calls: list[Setting] = [(torch.set_default_dtype, (torch.get_default_dtype(),))]
     anomalies = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-    found.append((torch.set_anomaly_enabled, anomalies))
-    found += [(setter, (getter(),)) for getter, setter in FLAGS]
-    return found
+    calls.append((torch.set_anomaly_enabled, anomalies))
+    calls += [(setter, (getter(),)) for getter, setter in FLAGS]
+    return calls
 
 
 SHARED = frozenset(setter for setter, _ in shared())

@@ -174,14 +174,14 @@ def is_mask(cls: type) -> bool:
 
 def masked_among(values: Iterable[Any]) -> list[TracedTensor]:
     """The tensors behind masks among values, or in lists, tuples and dicts of such."""
-    found: list[TracedTensor] = []
+    masks: list[TracedTensor] = []
     for value in values:
         cls = type(value)
         if cls in (list, tuple, dict):
-            found += masked_among(value.values() if cls is dict else value)
+            masks += masked_among(value.values() if cls is dict else value)
         elif is_mask(cls):
-            found.append(value)
-    return found
+            masks.append(value)
+    return masks
 
 
 @contextlib.contextmanager
@@ -466,9 +466,9 @@ def takes_gradient(leaf: torch.Tensor) -> bool:
     return leaf.requires_grad and leaf.grad_fn is None
 
 
-def nodes_behind(nodes: Iterable[GradNode | None]) -> Iterator[GradNode]:
-    """These nodes (None is none) and all that they go back to, each once."""
-    seen: set[GradNode | None] = {None}
+def nodes_behind(nodes: Iterable[GradNode | None], known: Iterable[GradNode | None] = ()) -> Iterator[GradNode]:
+    """These nodes (None is none) and all that they go back to, each once; nothing behind what is `known`."""
+    seen: set[GradNode | None] = {None, *known}
     waiting = [*nodes]
     while waiting:
         node = waiting.pop()

@@ -4,7 +4,7 @@
 and so do sizes that are symbolic.
 `bolide::branch` runs one of two graphs, `bolide::repeat` a graph as long as another one says. The gradient of a branch
 is another branch, between the gradients of its ways (computed from the operands again); so there are gradients of any
-order. Graphs are found by number (`tables`).
+order. Graphs are found by number (`graph.lookup`).
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ _EXACT = 1 << 20  # quotients of smaller numbers, plus a few integers, are round
 def of_sizes(trace: Recorder, value: object) -> Expr | None:
     """The integer in a 0-dim tensor that is computed from sizes, integers and small inputs that may be read (as the
     stride of a layer that is kept in a buffer); None for others."""
-    found = _quotient(trace, value) if _computed_of_sizes(value) else None
-    return found[0] if found is not None and found[1] == 1 else None
+    quotient = _quotient(trace, value) if _computed_of_sizes(value) else None
+    return quotient[0] if quotient is not None and quotient[1] == 1 else None
 
 
 def _computed_of_sizes(value: object) -> bool:
@@ -172,8 +172,8 @@ def _quotient(trace: Recorder, value: object) -> _Quotient | None:
     operands = [_quotient(trace, arg) for arg in value.args[: 1 if combine in _UNARY else 2]]
     if None in operands:
         return None
-    found: _Quotient | None = combine(trace, value, *operands)
-    return found
+    quotient: _Quotient | None = combine(trace, value, *operands)
+    return quotient
 
 
 def _sum(sign: int) -> Callable[..., _Quotient | None]:

@@ -86,21 +86,21 @@ def present_tensor(constants: Constants, tensor: TracedTensor, inputs: Sequence[
 
 def _inputs_behind(node: Node) -> list[Node] | None:
     """The inputs that are not known yet and that a value is computed from; None if something else is behind it."""
-    found, seen, waiting = [], {node}, [node]
+    inputs, seen, waiting = [], {node}, [node]
     while waiting:
         node = waiting.pop()
         known = node.meta.get("known", _UNKNOWN)
         if known is not _UNKNOWN or (node.op == "get_attr" and node.meta.get("private")):
             continue
         if node.op == "placeholder" and "place" in node.meta:
-            found.append(node)
+            inputs.append(node)
         elif node.op == "call_function" and _is_repeatable(node.target) and _is_small(node.meta["val"]):
             following = [other for other in node.all_input_nodes if other not in seen]
             seen.update(following)
             waiting += following
         else:
             return None
-    return found
+    return inputs
 
 
 def _known(constants: Constants, value: Any, depth: int) -> Any:
@@ -110,10 +110,10 @@ def _known(constants: Constants, value: Any, depth: int) -> Any:
         return _UNKNOWN if any(part is _UNKNOWN for part in parts) else type(value)(parts)
     if value.__class__ is not Node:
         return value
-    found = value.meta.get("known")
-    if found is None:
-        found = value.meta["known"] = _compute(constants, value, depth)
-    return found
+    known = value.meta.get("known")
+    if known is None:
+        known = value.meta["known"] = _compute(constants, value, depth)
+    return known
 
 
 def _compute(constants: Constants, node: Node, depth: int) -> Any:
