@@ -175,28 +175,18 @@ def _moves(frame: Frame) -> bool:
     return True
 
 
-def _always(frame: Frame) -> bool:
-    return True
-
-
-def _one_scalar(frame: Frame) -> bool:
-    return type(frame.stack[-1]) in SCALARS
-
-
-def _two_scalars(frame: Frame) -> bool:
-    return type(frame.stack[-1]) in SCALARS and type(frame.stack[-2]) in SCALARS
-
-
 def _light(name: str) -> _Light | None:
     """When an operation only moves values about, or works on Python numbers; None: never."""
     operation = UNIFORM[name]
-    match operation.asks:
-        case "nothing":
+    match operation.asks, operation.takes:
+        case "nothing", _:
             return _moves
-        case "identity":
-            return _always
-        case "numbers":
-            return _one_scalar if operation.takes == 1 else _two_scalars
+        case "identity", _:
+            return lambda frame: True
+        case "numbers", 1:
+            return lambda frame: type(frame.stack[-1]) in SCALARS
+        case "numbers", _:
+            return lambda frame: type(frame.stack[-1]) in SCALARS and type(frame.stack[-2]) in SCALARS
     return _LIGHT.get(name)
 
 
@@ -211,10 +201,6 @@ def _reads_scalar(frame: Frame) -> bool:
 def iterates_natively(iterator: Any) -> bool:
     """Whether an iterator is no reified generator, whose body is better captured."""
     return type(iterator) is not types.GeneratorType or iterator.gi_code not in REIFIED
-
-
-def _iterates_natively(frame: Frame) -> bool:
-    return iterates_natively(frame.stack[-1])
 
 
 _LOOP_MAKERS = (range, zip, enumerate, reversed)
@@ -237,16 +223,12 @@ def _makes_loop(frame: Frame) -> bool:
     return code.ops[at] == "GET_ITER" and any(each is maker for each in called for maker in _LOOP_MAKERS)
 
 
-def _unpacks_plainly(frame: Frame) -> bool:
-    return type(frame.stack[-1]) in (tuple, list)
-
-
 _LIGHT: dict[str, _Light] = {
     "LOAD_FAST": _reads_scalar,
-    "FOR_ITER": _iterates_natively,
+    "FOR_ITER": lambda frame: iterates_natively(frame.stack[-1]),
     "GET_ITER": _starts_loop,
     **dict.fromkeys(CALLS, _makes_loop),
-    "UNPACK_SEQUENCE": _unpacks_plainly,
+    "UNPACK_SEQUENCE": lambda frame: type(frame.stack[-1]) in (tuple, list),
 }
 """When other operations are light."""
 
@@ -401,10 +383,10 @@ def _import_from(vm: Machine, frame: Frame, arg: str) -> None:
     try:
         frame.stack.append(getattr(module, arg))
     except AttributeError:
-        found = sys.modules.get(f"{module.__name__}.{arg}")
-        if found is None:
+        submodule = sys.modules.get(f"{module.__name__}.{arg}")
+        if submodule is None:
             raise ImportError(f"cannot import name {arg!r} from {module.__name__!r}") from None
-        frame.stack.append(found)
+        frame.stack.append(submodule)
 
 
 @_native("LOAD_METHOD")

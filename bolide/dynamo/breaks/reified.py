@@ -189,9 +189,9 @@ class Mirrored:
     @property
     def made(self) -> Generator:
         """What stands for the real one."""
-        found = self.dropped or self.handle()
-        assert found is not None
-        return found
+        generator = self.dropped or self.handle()
+        assert generator is not None
+        return generator
 
 
 def unfinished_variables(world: World) -> list[Generator]:
@@ -201,8 +201,8 @@ def unfinished_variables(world: World) -> list[Generator]:
     mirrored = [
         each for each in world.lifetimes.generators.values() if each.source.base is None and each.dropped is None
     ]
-    found = [each.handle() for each in mirrored]
-    return [made for made in found if made is not None and made.cleans_up()]
+    generators = [each.handle() for each in mirrored]
+    return [made for made in generators if made is not None and made.cleans_up()]
 
 
 def wrap_generator(world: World, real: Any, source: Source) -> Any:
@@ -253,14 +253,14 @@ def _position(frame: Frame) -> tuple[Any, ...]:
 
 def generator_effects(rebuilder: Rebuilder) -> list[Effect]:
     """What puts the generators of the outside world that the program has resumed into their new state."""
-    found = []
+    effects = []
     for mirrored in rebuilder.world.lifetimes.generators.values():
         made = mirrored.made
         if made.running or mirrored.before == _position(made.frame):
             continue
         parts = (Recipe("source", mirrored.source), *_state(rebuilder, made))
-        found.append(Effect("call", None, None, Recipe("call", set_state, parts)))
-    return found
+        effects.append(Effect("call", None, None, Recipe("call", set_state, parts)))
+    return effects
 
 
 def _state(rebuilder: Rebuilder, value: Generator) -> tuple[Recipe, ...]:
@@ -292,15 +292,10 @@ def _recipe(rebuilder: Rebuilder, value: Generator) -> Recipe:
 # ---- exceptions ------------------------------------------------------------------------------------------------------
 
 
-def _cleans_up(value: types.GeneratorType[Any, Any, Any]) -> bool:
-    """Whether code of the program may run when a native generator is dropped."""
-    if value.gi_frame is None:
-        return False
-    return record_of(value).cleans_up() if is_reified(value) else True
-
-
 def _refuse_held(world: World, values: Iterable[Any]) -> None:
-    if any(type(value) is types.GeneratorType and _cleans_up(value) for value in values):
+    """Raises Unsupported where code of the program may run when a native generator among `values` is dropped."""
+    held_back = [value for value in values if type(value) is types.GeneratorType and value.gi_frame is not None]
+    if any(not is_reified(value) or record_of(value).cleans_up() for value in held_back):
         reason = "the traceback of an exception holds a generator that has not come to its end"
         raise Unsupported(reason, world.guards.where(), "close the generator", kind="iterator")
 
@@ -351,29 +346,22 @@ def _exception_state(value: BaseException) -> dict[str, Any]:
 
 def exception_effects(rebuilder: Rebuilder) -> list[Effect]:
     """What the program has changed of exceptions of the outside world."""
-    found = []
+    effects = []
     for made, before in rebuilder.world.journal.exceptions:
         target = rebuilder.recipe(made)
         rebuilder.refuse_held(made)
         for name, value in _exception_state(made).items():
             if value is not before.get(name, MISSING):
-                found.append(Effect("setattr", target, name, rebuilder.recipe(value)))
-    return found
+                effects.append(Effect("setattr", target, name, rebuilder.recipe(value)))
+    return effects
 
 
-# ---- super objects: the interpreter has its own ----------------------------------------------------------------------
-
-
-def _super_recipe(rebuilder: Rebuilder, value: Super) -> Recipe:
-    return Recipe("call", super, (rebuilder.recipe(value.cls), rebuilder.recipe(value.owner)))
+# ---- `super`, of which the interpreter has its own; generator functions that are started in eager --------------------
 
 
 def _wrap_super(world: World, real: Any, source: Source) -> Any:
     cls = world.wrap(real.__thisclass__, Source("attr", source, "__thisclass__"))
     return world.identities.mirror(Super(cls, world.wrap(real.__self__, Source("attr", source, "__self__"))), source)
-
-
-# ---- a generator function that is started in eager -------------------------------------------------------------------
 
 
 def _return_generator(vm: Machine, frame: Frame, arg: Any) -> bool:
@@ -390,5 +378,5 @@ RECIPES[Generator] = _recipe
 WRAPPERS[types.TracebackType] = wrap_traceback
 WRAPPERS[BaseException] = wrap_exception
 WRAPPERS[super] = _wrap_super
-RECIPES[Super] = _super_recipe
+RECIPES[Super] = lambda rebuilder, value: Recipe("call", super, tuple(map(rebuilder.recipe, (value.cls, value.owner))))
 NATIVE["RETURN_GENERATOR"] = _return_generator

@@ -6,14 +6,13 @@ The shape identifies a *program point*; the values are the arguments of the segm
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import keyword
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ from bolide.dynamo.bytecode.uniform import UNIFORM
 from bolide.dynamo.machine.originals import BODIES
 from bolide.dynamo.opcodes.stack import NULL
 from bolide.dynamo.polyfills import WHOLE
-from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, WEAK_CONTAINERS
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, WEAK_CONTAINERS, contents_of
 from bolide.dynamo.world.frames import Frame, Generator
 from bolide.dynamo.world.outside import is_finalised
 from bolide.support.caches import on_reset
@@ -83,27 +82,23 @@ class Shape:
 
     def names(self) -> tuple[str, ...]:
         """A distinct identifier for each value, after the user's variables."""
-        found: dict[str, None] = {}
+        taken: dict[str, None] = {}
         for frame in self.frames:
             for kind, index in frame.places():
                 name = f"{kind}{index}" if kind in ("stack", "error") else kind
                 if kind == "variable":
                     name = frame.code.locals_names[index]
                 name = name if name.isidentifier() and not keyword.iskeyword(name) else "iterable"
-                found[_distinct(name, found)] = None
-        return tuple(found)
+                distinct, count = name, 0
+                while distinct in taken:
+                    count += 1
+                    distinct = f"{name}_{count}"
+                taken[distinct] = None
+        return tuple(taken)
 
     def where(self) -> tuple[UserFrame, ...]:
         """The user's lines, outermost first."""
         return tuple(f.code.frame_at(f.pc) for f in self.frames if not f.code.plumbing)
-
-
-def _distinct(name: str, taken: Iterable[str]) -> str:
-    count, found = 0, name
-    while found in taken:
-        count += 1
-        found = f"{name}_{count}"
-    return found
 
 
 class Suspended:
@@ -136,8 +131,7 @@ def refuse_halfway(frames: Sequence[Frame]) -> None:
             continue
         owner = next(iter(frame.locals), None)
         if type(owner) in WEAK_CONTAINERS or weakref.KeyedRef in (owner, type(owner)):
-            reason = f"a break inside {frame.code.qualname} of what the program has made"
-            raise Unsupported(reason, None, kind="escape")
+            raise Unsupported(f"a break inside {frame.code.qualname} of what the program has made", None, kind="escape")
 
 
 _OF_WEAK = ("weakref", "_weakrefset")
@@ -155,9 +149,8 @@ def flatten(frames: Sequence[Frame], whole: bool = False) -> tuple[Shape, list[A
 
 def _flatten(frame: Frame, callee: Frame | None, values: list[Any], whole: bool) -> FrameShape:
     if frame.namespace is not None or frame.pc < _prologue(frame.code):
-        raise Unsupported(
-            "a break inside the body of a class, or before a function has begun", None, kind="class_statement"
-        )
+        reason = "a break inside the body of a class, or before a function has begun"
+        raise Unsupported(reason, None, kind="class_statement")
     if whole or frame.code.code in BODIES:
         live = -1
     elif callee is None:
@@ -207,21 +200,14 @@ def are_held(frames: list[Frame]) -> bool:
     own.
     """
     for frame in frames:
-        if sys.getrefcount(frame) > _FREE + (frame.generator is not None) and any(map(is_finalised, _contents(frame))):
-            return True
+        if sys.getrefcount(frame) > _FREE + (frame.generator is not None):
+            values = (*frame.locals, *frame.stack)
+            if any(is_finalised(contents_of(v) if type(v) is types.CellType else v) for v in values):
+                return True
     return False
 
 
 _FREE = 4  # references to a frame on a stack: from there, from the list, and two while they are counted
-
-
-def _contents(frame: Frame) -> Iterator[Any]:
-    for value in (*frame.locals, *frame.stack):
-        if type(value) is types.CellType:
-            with contextlib.suppress(ValueError):
-                yield value.cell_contents
-        else:
-            yield value
 
 
 @functools.lru_cache(1 << 12)
@@ -267,16 +253,16 @@ def _adopt(owner: Any, frame: Frame) -> None:
 
 def is_building(shape: Shape, values: Sequence[Any]) -> list[bool]:
     """For each value, whether it is a list that a comprehension is making: nobody reads it before that has ended."""
-    found: list[bool] = []
+    answers: list[bool] = []
     for part in shape.frames:
-        first = len(found) + len(part.bound)
+        first = len(answers) + len(part.bound)
         stack = values[first : first + sum(part.stack)]
         below = [type(value) is list and hasattr(type(above), "__next__") for value, above in itertools.pairwise(stack)]
         loops = sum(start <= part.pc < end for start, end in _comprehensions(part.code))
         known = sum(below) == loops  # otherwise it cannot be told from a list and an iterator that are operands
         on_stack = iter([*(known and is_list for is_list in below), False])
-        found += [kind == "stack" and next(on_stack) for kind, _ in part.places()]
-    return found
+        answers += [kind == "stack" and next(on_stack) for kind, _ in part.places()]
+    return answers
 
 
 def _comprehensions(code: Code) -> list[tuple[int, int]]:
@@ -291,9 +277,9 @@ def _comprehensions(code: Code) -> list[tuple[int, int]]:
 
 def is_local(shape: Shape) -> list[bool]:
     """For each value, whether it is a plain fast local (and so needs to be looked at only when it is read)."""
-    found: list[bool] = []
+    answers: list[bool] = []
     for part in shape.frames:
         variables = part.code.code.co_varnames
         own = {index for index, name in enumerate(variables) if name not in part.code.cellvars}
-        found += [kind == "variable" and index in own for kind, index in part.places()]
-    return found
+        answers += [kind == "variable" and index in own for kind, index in part.places()]
+    return answers

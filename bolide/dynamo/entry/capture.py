@@ -19,8 +19,8 @@ from bolide.dynamo.config import config
 from bolide.dynamo.entry import registrations  # noqa: F401  (importing it fills the tables of handlers)
 from bolide.dynamo.entry.input_data import answer, data_of, guard_offset
 from bolide.dynamo.guards.sizes import NeedsNumbers, SizeHistory, Symbols
-from bolide.dynamo.library.breaks import HOLDERS
 from bolide.dynamo.library.contexts import context_effects
+from bolide.dynamo.library.marks import HOLDERS
 from bolide.dynamo.library.notices import Notices
 from bolide.dynamo.library.provenance import around
 from bolide.dynamo.library.standard import HELD_LOCKS

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-import bolide.dynamo.library.breaks
 import bolide.dynamo.library.builtins
 import bolide.dynamo.library.contexts
 import bolide.dynamo.library.frame_names
 import bolide.dynamo.library.imports
 import bolide.dynamo.library.iteration
+import bolide.dynamo.library.marks
 import bolide.dynamo.library.standard
 import bolide.dynamo.library.text
 import bolide.dynamo.opcodes.classes
@@ -26,7 +26,6 @@ import bolide.dynamo.torch_calls.generators
 import bolide.dynamo.torch_calls.hooks
 import bolide.dynamo.torch_calls.layers
 import bolide.dynamo.torch_calls.masks
-import bolide.dynamo.torch_calls.optimizers
 import bolide.dynamo.torch_calls.sizes
 import bolide.dynamo.torch_calls.state
 import bolide.dynamo.torch_calls.subclasses

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo.library.handlers import Args, Kwargs, intercept_each, intercept_table, refuse
+from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_all, intercept_each, intercept_table, refuse
 from bolide.dynamo.machine import attributes, operations
 from bolide.dynamo.machine.attributes import Super, check_super, load_attribute
 from bolide.dynamo.machine.breaking import can_require
@@ -44,7 +44,6 @@ from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.iterators import Stream
 from bolide.dynamo.world.outside import CONTAINERS, Outside, Overlay
 from bolide.dynamo.world.texts import TracedText, has_history, id_of
-from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.numbers.scalars import MATH, TracedFloat, compute
 
@@ -98,10 +97,10 @@ def _of_any(vm: Machine, check: Any, value: Any, classes: Sequence[Any]) -> Any:
     """Whether `check`, `isinstance` or `issubclass`, holds for one of several classes: those behind the first for which
     it does are not looked at."""
     for place, cls in enumerate(classes):
-        found = INTERCEPTS[check](vm, [value, cls], {})
-        if type(found) is Call:
+        holds = INTERCEPTS[check](vm, [value, cls], {})
+        if type(holds) is Call:
             return Call(polyfill("holds_for_any"), [check, value, classes[place:]])
-        if found:
+        if holds:
             return True
     return False
 
@@ -123,12 +122,12 @@ def _isinstance(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     seen = class_of(value)
     method = None if seen is cls else _class_check(vm, cls, "__instancecheck__")
     if method is not None:
-        return Call(polyfill("truth_of_call"), [method, cls, value])
+        return Call(polyfill("composed"), [bool, method, cls, value])
     if getattr(cls, "_is_protocol", False) is True:
         return _is_of_protocol(vm, value, cls)
-    found = _is_of_class(value, seen, cls)
+    holds = _is_of_class(value, seen, cls)
     vm.world.classes.rely_on_bases(seen, cls)
-    return found
+    return holds
 
 
 def _is_of_protocol(vm: Machine, value: Any, protocol: Any) -> bool:
@@ -138,11 +137,11 @@ def _is_of_protocol(vm: Machine, value: Any, protocol: Any) -> bool:
             return issubclass(load_attribute(vm, value, "__class__"), protocol)
         except TypeError:  # there is more than methods in the protocol
             reason = "whether a tensor has the attributes of a protocol is asked"
-            raise Unsupported(reason, vm.where(), "use hasattr", "tensor_method") from None
-    found = _is_of_class(value, class_of(value), protocol)
+            raise vm.unsupported(reason, "tensor_method", "use hasattr") from None
+    holds = _is_of_class(value, class_of(value), protocol)
     if type(value) is Outside:
-        vm.world.guards.add(Source("apply", value.source, (protocol,), isinstance), "equals", found)
-    return found
+        vm.world.guards.add(Source("apply", value.source, (protocol,), isinstance), "equals", holds)
+    return holds
 
 
 def _is_of_class(value: Any, seen: type, cls: Any) -> bool:
@@ -155,11 +154,6 @@ def _is_of_class(value: Any, seen: type, cls: Any) -> bool:
 
 def _is_faced(value: Any) -> bool:
     return type(value) is TracedTensor and value.face is not None
-
-
-@intercept(inspect.isgenerator)
-def _is_generator(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return Call(isinstance, [args[0], types.GeneratorType]) if len(args) == 1 and not kwargs else NATIVE
 
 
 @intercept(type.__instancecheck__)
@@ -176,18 +170,18 @@ def _issubclass(vm: Machine, args: Args, kwargs: Kwargs) -> object:
         return _of_any(vm, issubclass, cls, parts)
     method = _class_check(vm, wanted, "__subclasscheck__")
     if method is not None:
-        return Call(polyfill("truth_of_call"), [method, wanted, cls])
-    found = issubclass(cls, wanted)
+        return Call(polyfill("composed"), [bool, method, wanted, cls])
+    holds = issubclass(cls, wanted)
     vm.world.classes.rely_on_bases(cls, wanted)
-    return found
+    return holds
 
 
 @intercept(type.__subclasscheck__)
 def _subclass_check(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     wanted, cls = args
-    found = type.__subclasscheck__(wanted, cls)
+    holds = type.__subclasscheck__(wanted, cls)
     vm.world.classes.rely_on_bases(cls, wanted)
-    return found
+    return holds
 
 
 @intercept(callable)
@@ -196,20 +190,10 @@ def _callable(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return callable(_real(args[0]))
 
 
-@intercept(id)
-def _id(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return id_of(vm.world, args[0]) if len(args) == 1 and not kwargs else id(*args, **kwargs)
-
-
 @intercept(hash)
 def _hash(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     method = vm.world.classes.python_method(class_of(args[0]), "__hash__")
     return hash(args[0]) if method is None else Call(polyfill("hash_of"), args)
-
-
-@intercept(object.__hash__)
-def _object_hash(vm: Machine, args: Args, kwargs: Kwargs) -> int:
-    return object.__hash__(args[0])
 
 
 @intercept(float.is_integer)
@@ -289,22 +273,21 @@ def _change_plainly(function: object, change: Callable[..., object], vm: Machine
     return change(vm, args[0], class_of(args[0]), _named(args), *args[2:])
 
 
-_ORDERS = dict.fromkeys([vars(object)[name] for name in ("__lt__", "__le__", "__gt__", "__ge__")], NotImplemented)
+_ORDERS = [vars(object)[name] for name in ("__lt__", "__le__", "__gt__", "__ge__")]
 
-
-@intercept_table({object.__init__: None, **_ORDERS})
-def _object_method(function: object, result: object, vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return result
-
-
-@intercept(object.__eq__)
-def _object_eq(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return True if args[0] is args[1] else NotImplemented
-
-
-@intercept(object.__ne__)
-def _object_ne(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return Call(polyfill("object_unequal"), args)
+intercept_all(
+    {
+        object.__init__: lambda vm, args, kwargs: None,
+        object.__eq__: lambda vm, args, kwargs: True if args[0] is args[1] else NotImplemented,
+        object.__ne__: lambda vm, args, kwargs: Call(polyfill("object_unequal"), args),
+        object.__hash__: lambda vm, args, kwargs: object.__hash__(args[0]),
+        **dict.fromkeys(_ORDERS, lambda vm, args, kwargs: NotImplemented),
+        bool: lambda vm, args, kwargs: operations.truth(vm, args[0]) if len(args) == 1 else bool(*args),
+        id: lambda vm, args, kwargs: id(*args, **kwargs) if len(args) != 1 or kwargs else id_of(vm.world, *args),
+        generic.is_stored: lambda vm, args, kwargs: operations.is_stored(vm.world, class_of(args[0])),
+    }
+)
+answers(inspect.isgenerator)(lambda vm, object: Call(isinstance, [object, types.GeneratorType]))
 
 
 def _named(args: Args) -> str:
@@ -346,15 +329,10 @@ def _print(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if can_require(vm) and any(map(has_history, args)):
         return Call(polyfill("print_texts"), [args, kwargs])
     reason, remedy = "print writes to the outside world", "print outside the compiled function"
-    raise Unsupported(reason, vm.where(), remedy, "side_effect", "print(...)")
+    raise vm.unsupported(reason, "side_effect", remedy, "print(...)")
 
 
 # ---- conversions -----------------------------------------------------------------------------------------------------
-
-
-@intercept(bool)
-def _bool(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return operations.truth(vm, args[0]) if len(args) == 1 else bool(*args)
 
 
 def _converted(vm: Machine, function: Any, value: Any) -> Any:
@@ -387,9 +365,9 @@ def _asked_first(vm: Machine, cls: type, names: tuple[str, ...]) -> str | None:
     for name in names:
         if name == "__index__" and issubclass(cls, int):
             return None
-        found = vm.world.classes.lookup(cls, name)
-        if found is not MISSING:
-            return name if type(found) is types.FunctionType else None
+        method = vm.world.classes.lookup(cls, name)
+        if method is not MISSING:
+            return name if type(method) is types.FunctionType else None
     return None
 
 
@@ -450,11 +428,8 @@ def _of_number(function: Any, *args: Any, form: str) -> Any:
     """A function of `MATH` of numbers."""
     if not any(type(arg) in SYMBOLIC for arg in args):
         return function(*args)
-    return compute(MATH[function], *map(_in_graph, args), known=function, form=form)
-
-
-def _in_graph(value: Any) -> Any:
-    return value.node.in_graph() if type(value) in (torch.SymInt, torch.SymFloat) else value
+    given = [arg.node.in_graph() if type(arg) in (torch.SymInt, torch.SymFloat) else arg for arg in args]
+    return compute(MATH[function], *given, known=function, form=form)
 
 
 _OF_INTEGERS = (range, math.isqrt, math.comb, math.perm, math.factorial, math.gcd, math.lcm)
@@ -510,9 +485,10 @@ def _search(method: object, name: str, vm: Machine, args: Args, kwargs: Kwargs) 
 
 
 _ITERATING: dict[object, tuple[Any, ...]] = {
-    **dict.fromkeys((list.extend, collections.deque.extend), ("list_extend",)),
+    list.extend: ("extend", list.append),
+    collections.deque.extend: ("extend", collections.deque.append),
+    collections.deque.extendleft: ("extend", collections.deque.appendleft),
     **dict.fromkeys((list.__iadd__, collections.deque.__iadd__), ("list_iadd",)),
-    collections.deque.extendleft: ("deque_extendleft",),
     **dict.fromkeys((set.isdisjoint, frozenset.isdisjoint), ("has_items", False)),
     **dict.fromkeys((set.issuperset, frozenset.issuperset), ("has_items", True)),
 }
@@ -566,11 +542,6 @@ def _from_keys(method: object, cls: type, vm: Machine, args: Args, kwargs: Kwarg
     return NATIVE if whole and cls is dict else Call(polyfill("from_keys"), [cls, *args], kwargs)
 
 
-@intercept(generic.is_stored)
-def _is_stored(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return operations.is_stored(vm.world, class_of(args[0]))
-
-
 @intercept_table({dict.__init__: "dict_update", collections.OrderedDict.__init__: "ordered_update"})
 def _dict_init(method: object, name: str, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     asks = len(args) == 2 and asks_for_keys(vm, args[1])
@@ -587,25 +558,16 @@ def _default_dict(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 # ---- dicts of the outside world --------------------------------------------------------------------------------------
 
 
-def _dict_get(items: Overlay, key: Any, default: Any = None) -> Any:
-    found = items.get(key)
-    return default if found is MISSING else found
-
-
-def _dict_contains(items: Overlay, key: Any) -> Any:
-    return items.get(key) is not MISSING
-
-
 def _dict_setdefault(table: Overlay, key: Any, default: Any = None) -> Any:
-    found = table.get(key)
-    if found is MISSING:
+    value = table.get(key)
+    if value is MISSING:
         table.set(key, default)
-    return default if found is MISSING else found
+    return default if value is MISSING else value
 
 
 _LAZY_METHODS: dict[str, Callable[..., Any]] = {
-    "get": _dict_get,
-    "__contains__": _dict_contains,
+    "get": lambda items, key, default=None: default if (found := items.get(key)) is MISSING else found,
+    "__contains__": lambda items, key: items.get(key) is not MISSING,
     "__len__": Overlay.length,
     "__setitem__": Overlay.set,
     "setdefault": _dict_setdefault,
@@ -617,9 +579,9 @@ def _dict_getitem(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 2 or kwargs:
         dict.__getitem__({}, *args[1:], **kwargs)  # raises: it has no signature to check
     owner, key = args[0], operations.as_key(vm, args[1])
-    found = owner.dict_items.get(key) if type(owner) is Outside else dict.get(owner, key, MISSING)
-    if found is not MISSING:
-        return found
+    value = owner.dict_items.get(key) if type(owner) is Outside else dict.get(owner, key, MISSING)
+    if value is not MISSING:
+        return value
     missing = vm.world.classes.python_method(class_of(owner), "__missing__")
     if missing is not None:
         return Call(missing, args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 from bolide.dynamo.library.handlers import Args, Kwargs, answers, refuse
@@ -31,13 +32,12 @@ class _Token:
         self.var, self.before, self.used = var, before, False
 
 
+@dataclass(slots=True)
 class _Variable:
     """The value of a context variable (MISSING where it has none), at the start and now."""
 
-    __slots__ = ("at_first", "now")
-
-    def __init__(self, value: object) -> None:
-        self.at_first = self.now = value
+    at_first: object
+    now: object
 
 
 _VARIABLES: Slot[dict[_Var, _Variable]] = Slot(dict, undone=True)
@@ -51,7 +51,8 @@ def _variable(vm: Machine, var: _Var) -> _Variable:
         value = var.get(MISSING)
         if value is MISSING:
             vm.world.guards.add(source, "is", MISSING)
-        known[var] = _Variable(value if value is MISSING else vm.world.wrap(value, source))
+        wrapped = value if value is MISSING else vm.world.wrap(value, source)
+        known[var] = _Variable(wrapped, wrapped)
     return known[var]
 
 
@@ -72,7 +73,7 @@ def _set(vm: Machine, var: _Var, value: object) -> _Token:
 @answers(contextvars.ContextVar.reset)
 def _reset(vm: Machine, var: _Var, token: object) -> None:
     if type(token) is not _Token or token.var is not var or token.used:
-        raise Unsupported("a context variable is reset by a token from elsewhere", vm.where(), kind="context")
+        raise vm.unsupported("a context variable is reset by a token from elsewhere", "context")
     token.used = True
     _variable(vm, var).now = token.before
 
@@ -86,9 +87,8 @@ refuse(
 
 
 def _token(rebuilder: Rebuilder, token: _Token) -> Recipe:
-    raise Unsupported(
-        "the token of a context variable outlives the graph", rebuilder.world.guards.where(), kind="context"
-    )
+    reason = "the token of a context variable outlives the graph"
+    raise Unsupported(reason, rebuilder.world.guards.where(), kind="context")
 
 
 RECIPES[_Token] = _token
@@ -120,13 +120,13 @@ def _warn(vm: Machine, args: Args, kwargs: Kwargs) -> object:
         return None
     message = args[0] if args else kwargs.get("message")
     if not (isinstance(message, Warning) or is_plain(message)):
-        raise Unsupported("a warning made of an object", vm.where(), kind="side_effect")
+        raise vm.unsupported("a warning made of an object", "side_effect")
     if any(getattr(manager, "_record", False) for manager in vm.modes.entered):
         return warn(*args, **kwargs)
     with warnings.catch_warnings(record=True) as shown:
         warn(*args, **kwargs)
     if shown:
-        raise Unsupported("a warning is shown by filters of the program's own", vm.where(), kind="side_effect")
+        raise vm.unsupported("a warning is shown by filters of the program's own", "side_effect")
     return None
 
 
@@ -134,4 +134,4 @@ def _warn(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 def _filter(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if _filters_are_own(vm):
         return NATIVE
-    raise Unsupported("the filters of warnings are changed", vm.where(), "use warnings.catch_warnings()", "side_effect")
+    raise vm.unsupported("the filters of warnings are changed", "side_effect", "use warnings.catch_warnings()")

@@ -33,7 +33,7 @@ _FUTURE: int = functools.reduce(
 
 
 def _refusal(vm: Machine, what: str) -> Unsupported:
-    return Unsupported(what, vm.where(), kind="frame_access")
+    return vm.unsupported(what, "frame_access")
 
 
 def variables(vm: Machine) -> dict[str, Any]:
@@ -41,14 +41,14 @@ def variables(vm: Machine) -> dict[str, Any]:
     frame = vm.frames[-1]
     if frame.namespace is not None:
         return frame.namespace
-    found = {}
+    values = {}
     for index, name in enumerate(frame.code.locals_names):
         value = vm.local(frame, index)
         if type(value) is types.CellType and (name in frame.code.cellvars or name in frame.code.freevars):
             value = vm.world.namespaces.load_cell(value, name)
         if value is not MISSING:
-            found[name] = value
-    return frame.as_locals(found)
+            values[name] = value
+    return frame.as_locals(values)
 
 
 @intercept(builtins.globals)
@@ -150,7 +150,7 @@ def _dir(vm: Machine, args: Args, kwargs: Kwargs) -> object:
         return Call(torch.Tensor.__dir__, [value])
     method = vm.world.classes.python_method(class_of(value), "__dir__")
     if method is not None:
-        return Call(polyfill("sorted_call"), [method, value])
+        return Call(polyfill("composed"), [sorted, method, value])
     if type(value) is types.ModuleType:
         return _of_module(vm, value)
     if isinstance(value, type):
@@ -163,7 +163,7 @@ def _dir(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if type(value) is not Outside:
         return dir(value)
     if value.attrs is None:
-        raise Unsupported(f"dir() of an outside {value.cls.__name__} object", vm.where(), None, "outside_object")
+        raise vm.unsupported(f"dir() of an outside {value.cls.__name__} object", "outside_object")
     return sorted({*dir(value.cls), *value.attrs.materialise()})
 
 
@@ -188,7 +188,7 @@ def _dir_of_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 
 def _rely_on_names(vm: Machine, cls: type) -> None:
     if any(base in vm.world.classes.written for base in cls.__mro__):
-        raise Unsupported("dir() of a class that is written to", vm.where(), None, "outside_object")
+        raise vm.unsupported("dir() of a class that is written to", "outside_object")
     vm.world.classes.rely_on_answer(cls, names_in_class)
 
 
@@ -197,7 +197,7 @@ def _of_module(vm: Machine, module: types.ModuleType) -> list[str]:
         return dir(module)
     written = vm.world.namespaces.globals.get(id(vars(module)))
     if "__dir__" in vars(module) or (written is not None and written.changes()):
-        raise Unsupported("dir() of a module that is written to, or has its own", vm.where(), None, "outside_object")
+        raise vm.unsupported("dir() of a module that is written to, or has its own", "outside_object")
     vm.world.guards.add(
         Source("apply", Source("object", None, None, module), (), _names_in_module), "equals", _names_in_module(module)
     )
@@ -212,15 +212,14 @@ def _names_in_module(module: Any) -> tuple[str, ...]:
 def _subclasses(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 1 or kwargs or not isinstance(args[0], type) or id(args[0]) in vm.world.classes.own:
         return NATIVE
-    found = _subclasses_of(args[0])
-    if any(id(cls) in vm.world.classes.own for cls in found):
-        raise Unsupported("subclasses of which the program has made one", vm.where(), None, "outside_object")
-    vm.world.guards.add(Source("apply", Source("object", None, None, args[0]), (), _subclasses_of), "equals", found)
-    return list(found)
+    subclasses = _subclasses_of(args[0])
+    if any(id(cls) in vm.world.classes.own for cls in subclasses):
+        raise vm.unsupported("subclasses of which the program has made one", "outside_object")
+    vm.world.guards.add(
+        Source("apply", Source("object", None, None, args[0]), (), _subclasses_of), "equals", subclasses
+    )
+    return list(subclasses)
 
 
 def _subclasses_of(cls: Any) -> tuple[type, ...]:
     return tuple(type.__subclasses__(cls))
-
-
-__all__ = ["variables"]

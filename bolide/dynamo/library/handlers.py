@@ -3,7 +3,8 @@
 A handler gives our own answer to calls of a function: a value, a `Call` to be interpreted, `SWITCHED` (it has pushed a
 frame) or `NATIVE` (make the call as any other). There are three forms:
 
-- `intercept(*functions)`: `handler(vm, args, kwargs)`, with the arguments as they were given;
+- `intercept(*functions)`: `handler(vm, args, kwargs)`, with the arguments as they were given (`intercept_all` for those
+  that are one expression);
 - `answers(*functions)`: `handler(vm, ...)`, with the function's own parameters;
 - `intercept_each(functions)`, `intercept_table(table)`: `handler(function, vm, args, kwargs)`, one for many functions.
 
@@ -16,9 +17,8 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from bolide.dynamo.machine.calls import NATIVE, intercept
+from bolide.dynamo.machine.calls import NATIVE, Intercept, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine, polyfill
-from bolide.support.errors import Unsupported
 
 Args = list[Any]
 Kwargs = dict[str, Any]
@@ -68,6 +68,12 @@ def intercept_table(table: Mapping[Any, object]) -> Callable[[Answer], Answer]:
     return register
 
 
+def intercept_all(table: Mapping[Any, Intercept]) -> None:
+    """Register the handlers of the functions that are the keys of `table`."""
+    for function, handler in table.items():
+        intercept(function)(handler)
+
+
 def by_polyfill(table: Mapping[Any, str]) -> None:
     """Calls of these functions are calls of the polyfills of these names."""
 
@@ -81,4 +87,4 @@ def refuse(*functions: object, reason: str, kind: str, remedy: str | None = None
 
     @intercept(*functions)
     def answer(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-        raise Unsupported(reason, vm.where(), remedy, kind, operation)
+        raise vm.unsupported(reason, kind, remedy, operation)

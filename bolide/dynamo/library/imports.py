@@ -16,14 +16,13 @@ from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.native_calls import for_real
 from bolide.dynamo.program.kinds import MISSING, is_library_namespace
-from bolide.support.errors import Unsupported
 
 
 def imported(vm: Machine, known: str, load: Callable[[], Any]) -> Any:
     """What `load` answers, which imports the module that is known by a name."""
     written = vm.world.journal.overlay_of.get(id(sys.modules))
     if written is not None and any(written.changes()):
-        raise Unsupported("a module is imported where sys.modules is written to", vm.where(), kind="side_effect")
+        raise vm.unsupported("a module is imported where sys.modules is written to", "side_effect")
     try:
         return for_real(load)
     finally:
@@ -54,7 +53,7 @@ def absolute_name(namespace: dict[str, Any], name: str, level: int) -> str:
 @intercept(builtins.__import__)
 def _import(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if kwargs or not args or type(args[0]) is not str or any(args[4:]):
-        raise Unsupported("a call of __import__ with a level", vm.where(), "use importlib.import_module", "native_call")
+        raise vm.unsupported("a call of __import__ with a level", "native_call", "use importlib.import_module")
     names = args[3] if len(args) > 3 else ()
     return imported(vm, args[0], lambda: __import__(args[0], None, None, names))
 

@@ -46,7 +46,7 @@ def _len(vm: Machine, args: Args, kwargs: Kwargs) -> object:
         return len(value)
     method = vm.world.classes.python_method(cls, "__len__")
     if method is not None:
-        return Call(polyfill("length_by_method"), [method, value])
+        return Call(polyfill("composed"), [generic.as_length, method, value])
     if type(value) is Outside and value.items is not None:
         return value.dict_items.length()
     return len(operations.native_view(vm, value))
@@ -58,7 +58,7 @@ def _as_length(vm: Machine, value: Any) -> object:
         return value
     if type(value) is int:
         return generic.as_length(value)
-    return int(value) if type(value) is bool else Call(polyfill("length_by_index"), [value])
+    return int(value) if type(value) is bool else Call(polyfill("composed"), [generic.as_length, operator.index, value])
 
 
 @intercept(iter)
@@ -104,10 +104,7 @@ def _reversed(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return reversed(operations.native_view(vm, value))
 
 
-@answers(generic.is_lazy)
-def _is_lazy(vm: Machine, value: object) -> bool:
-    return operations.is_lazy(vm, value)
-
+answers(generic.is_lazy)(operations.is_lazy)
 
 # ---- functions over iterables ----------------------------------------------------------------------------------------
 
@@ -188,7 +185,8 @@ def _over_items(
 
 
 def _has_tensors(value: Any) -> bool:
-    """Whether a class that is called on the items (`map(str, ...)`) is called on tensors."""
+    """Whether there are tensors among the items: a class may be called on them (`map(str, ...)`), or a branch of a
+    polyfill, where they are compared, may be one of the graph."""
     return type(value) in _SEQUENCES and any(type(item) is TracedTensor for item in value)
 
 
@@ -264,14 +262,9 @@ def _extreme(function: Any, facts: tuple[bool, Any, Any], vm: Machine, args: Arg
         return functools.reduce(symbolic, args)
     if len(args) > 1 and not kwargs and _are_data(args):
         return functools.reduce(choose, args)
-    if kwargs.get("key") is None and (not args or (_plain_iterable(items) and not _has_tensor(items))):
+    if kwargs.get("key") is None and (not args or (_plain_iterable(items) and not _has_tensors(items))):
         return function(*args, **kwargs)
     return Call(polyfill("extreme_item"), [largest, items], kwargs)
-
-
-def _has_tensor(items: Any) -> bool:
-    """Whether one of the values that are compared is a tensor: the polyfill's branch may be one of the graph."""
-    return type(items) in (list, tuple) and any(type(item) is TracedTensor for item in items)
 
 
 def _are_data(numbers: Args) -> bool:

@@ -1,23 +1,30 @@
-"""What users say about functions: how capture treats calls of them."""
+"""What users say about functions and regions: how capture treats calls of them."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import types
+import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
+from torch.autograd.profiler import record_function
+from torch.autograd.profiler_util import EventList
 from torch.overrides import handle_torch_function
+from torch.profiler import profiler
 
-from bolide.dynamo.library.handlers import Args, Kwargs
-from bolide.dynamo.machine.calls import INTERCEPTS, Intercept, intercept
-from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_each, refuse
+from bolide.dynamo.machine.breaking import BREAK_IS_ERROR
+from bolide.dynamo.machine.calls import INTERCEPTS, NATIVE, intercept
+from bolide.dynamo.machine.interpreter import Call, Machine, Slot
 from bolide.dynamo.machine.native_calls import refuse_wrapper
 from bolide.dynamo.machine.stand_ins import SYMBOLIC, concrete
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES
 from bolide.dynamo.state import is_exporting, state
+from bolide.dynamo.switches import disable, graph_break, set_break_is_error
 from bolide.dynamo.world.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
@@ -34,11 +41,7 @@ def allow_in_graph(fn: Any) -> Any:
 
     Returns `fn`. Raises TypeError for what cannot be called.
     """
-    if isinstance(fn, (list, tuple)):
-        return [allow_in_graph(each) for each in fn]
-    _check(fn)
-    _intercept(fn, functools.partial(_in_graph, fn))
-    return fn
+    return _mark(fn, _in_graph)
 
 
 def nonstrict_trace(traceable_fn: T) -> T:
@@ -52,12 +55,8 @@ def nonstrict_trace(traceable_fn: T) -> T:
 def _in_graph(fn: Callable[..., Any], vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     given = [*args, *kwargs.values()]
     if any(type(value) is Outside for value in given):
-        raise Unsupported(
-            "a function that is allowed in the graph is given an object of the outside world",
-            vm.where(),
-            kind="native_call",
-            operation=f"{getattr(fn, '__qualname__', fn)}(...)",
-        )
+        reason = "a function that is allowed in the graph is given an object of the outside world"
+        raise vm.unsupported(reason, "native_call", operation=_call_of(fn))
     vm.trace.where = vm.where()
     if torch._C._is_torch_function_mode_enabled():  # a graph of torch's functions is recorded: as one call
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
@@ -76,13 +75,13 @@ def assume_constant_result(fn: T) -> T:
     Returns `fn`. Raises TypeError for what cannot be called.
     """
     _check(fn)
-    _intercept(fn, functools.partial(constant_result, fn))
+    _mark(fn, constant_result)
     return fn
 
 
 def constant_result(fn: Callable[..., Any], vm: Machine, args: Args, kwargs: Kwargs) -> Any:
     """The result of a call whose result is assumed to be constant."""
-    operation = f"{getattr(fn, '__qualname__', fn)}(...)"
+    operation = _call_of(fn)
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         real = [_present(vm, value, operation) for value in args]
         named = {key: _present(vm, value, operation) for key, value in kwargs.items()}
@@ -105,13 +104,13 @@ def _present(vm: Machine, value: Any, operation: str) -> Any:
         return concrete(vm, value)
     if not isinstance(value, torch.Tensor):
         return value
-    found = None
+    data = None
     if isinstance(value, TracedTensor):
-        found = folding.present_tensor(vm.trace.constants, value, vm.world.inputs.tensors)
-    if found is None:
+        data = folding.present_tensor(vm.trace.constants, value, vm.world.inputs.tensors)
+    if data is None:
         reason = "the result of a function is assumed to be constant, of a tensor that cannot be computed twice"
-        raise Unsupported(reason, vm.where(), "give it Python values only", "native_call", operation)
-    return found
+        raise vm.unsupported(reason, "native_call", "give it Python values only", operation)
+    return data
 
 
 def substitute_in_graph(
@@ -133,11 +132,7 @@ def substitute_in_graph(
         _check(traceable_fn)
         if not skip_signature_check:
             _check_signatures(original_fn, traceable_fn)
-
-        def substitute(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-            return Call(traceable_fn, args, kwargs)
-
-        _intercept(original_fn, substitute)
+        _mark(original_fn, lambda _, vm, args, kwargs: Call(traceable_fn, args, kwargs))
         return traceable_fn
 
     return register
@@ -169,7 +164,7 @@ def disallow_in_graph(fn: Any) -> Any:
 
     Returns `fn`. Raises TypeError for what cannot be called.
     """
-    return _refusing(fn, "a function that is not allowed in a graph is called", final=False)
+    return _mark(fn, functools.partial(_refuse, "a function that is not allowed in a graph is called", False))
 
 
 def forbid_in_graph(fn: Any) -> Any:
@@ -177,22 +172,17 @@ def forbid_in_graph(fn: Any) -> Any:
 
     Returns `fn`. Raises TypeError for what cannot be called.
     """
-    return _refusing(fn, "a function that is forbidden in a graph is called", final=True)
+    return _mark(fn, functools.partial(_refuse, "a function that is forbidden in a graph is called", True))
 
 
-def _refusing(fn: Any, reason: str, final: bool) -> Any:
-    if isinstance(fn, (list, tuple)):
-        return [_refusing(each, reason, final) for each in fn]
-    _check(fn)
+def _refuse(reason: str, final: bool, fn: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> NoReturn:
+    error = vm.unsupported(reason, "disabled", "remove the mark", _call_of(fn))
+    error.final = final
+    raise error
 
-    def refuse(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-        name = f"{getattr(fn, '__qualname__', fn)}(...)"
-        error = Unsupported(reason, vm.where(), "remove the mark", "disabled", name)
-        error.final = final
-        raise error
 
-    _intercept(fn, refuse)
-    return fn
+def _call_of(fn: Callable[..., object]) -> str:
+    return f"{getattr(fn, '__qualname__', fn)}(...)"
 
 
 @intercept(is_exporting, torch.compiler.is_exporting)
@@ -206,10 +196,14 @@ def cudagraph_mark_step_begin() -> None:
     """
 
 
-def _intercept(fn: Any, handler: Intercept) -> None:
-    """The last mark of a function counts."""
+def _mark(fn: Any, handler: Callable[..., object]) -> Any:
+    """Enter a handler, which is told the function, for `fn` or each of a list; the last mark of a function counts."""
+    if isinstance(fn, (list, tuple)):
+        return [_mark(each, handler) for each in fn]
+    _check(fn)
     forget([fn])
-    intercept(fn)(handler)
+    intercept_each([fn])(handler)
+    return fn
 
 
 def forget(functions: Iterable[Callable[..., Any]]) -> None:
@@ -221,3 +215,92 @@ def forget(functions: Iterable[Callable[..., Any]]) -> None:
 def _check(fn: Any) -> None:
     if not callable(fn):
         raise TypeError(f"expected a function, not {fn!r}")
+
+
+# ---- breaks by the user's will, and those of torch's that always do; regions that hold a native object ---------------
+
+
+# Context managers that hold a native object, or what is to be put back: only the one that was entered can be left.
+HOLDERS = (torch.inference_mode, record_function, warnings.catch_warnings)
+
+
+def _methods_of(*classes: type) -> list[types.FunctionType]:
+    """Methods and getters in Python, but for `__init__`."""
+    members = [item.fget if type(item) is property else item for cls in classes for item in vars(cls).values()]
+    return [item for item in members if isinstance(item, types.FunctionType) and item.__name__ != "__init__"]
+
+
+@intercept(graph_break)
+def _graph_break(vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    message = str(*args, *kwargs.values()) or "a break was asked for"
+    raise vm.unsupported(message, "graph_break", operation="graph_break()")
+
+
+refuse(
+    *(disable.__enter__, disable.__exit__),
+    reason="a region that is never compiled",
+    kind="disabled",
+    operation="with disable()",
+)
+# A profiler of the process is begun and ended once, and what it has recorded is other data at every call.
+refuse(
+    *_methods_of(torch.autograd.profiler.profile, profiler.profile, profiler._KinetoProfile, EventList),
+    reason="a profiler is used",
+    kind="context",
+    operation="torch.profiler.profile()",
+)
+# It traces the function itself and folds what is constant in it, which nothing is here.
+refuse(
+    torch.func.linearize,
+    reason="torch.func.linearize traces its function",
+    kind="operator",
+    remedy="use torch.func.jvp",
+    operation="linearize",
+)
+
+
+@answers(set_break_is_error)
+def _set_break_is_error(vm: Machine, value: bool) -> object:
+    before = BREAK_IS_ERROR.of(vm)
+    BREAK_IS_ERROR.put(vm, value)
+    vm.later.calls.append((set_break_is_error, [value], {}))
+    return before
+
+
+_OPEN_RECORDS: Slot[list[tuple[object, record_function]]] = Slot(list)
+
+
+@answers(record_function.__enter__)
+def _begin_record(vm: Machine, record: object) -> object:
+    """One of the outside world, as a decorator has, stays as it is: another one is entered in its place."""
+    if type(record) is not Outside:
+        return NATIVE
+    own = record_function(record.real.name)
+    own.__enter__()  # type: ignore[no-untyped-call]
+    vm.modes.entered.append(own)
+    _OPEN_RECORDS.of(vm).append((record.real, own))
+    return record
+
+
+@answers(record_function.__exit__)
+def _end_record(vm: Machine, record: object, *error: object) -> object:
+    if type(record) is not Outside:
+        return NATIVE
+    open_records = _OPEN_RECORDS.of(vm)
+    if not open_records or open_records[-1][0] is not record.real:
+        raise _held(record)
+    own = open_records.pop()[1]
+    vm.modes.entered.remove(own)
+    return own.__exit__(None, None, None)
+
+
+@intercept(*[method for cls in HOLDERS if cls is not record_function for method in (cls.__enter__, cls.__exit__)])
+def _leave_native(vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    if type(args[0]) is Outside:
+        raise _held(args[0])
+    return NATIVE
+
+
+def _held(manager: Outside) -> Unsupported:
+    name = f"{manager.cls.__qualname__}.__exit__"
+    return Unsupported("a native context is entered or left", kind="context", operation=name)

@@ -1,6 +1,5 @@
-"""Warnings of torch's own that come while a program is captured: they are shown when it has been, each once, at the
-user's line. In eager a call warns where it is made; here it is made by bolide, and a program is interpreted more than
-once.
+"""Warnings of torch's own that come while a program is captured, which is interpreted more than once: they are shown
+when it has been, each once, at the user's line.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Notices:
     """The warnings of one capture. `shown`: those of earlier captures of the function."""
 
     def __init__(self, shown: set[Any]) -> None:
-        self.found: list[Notice] = []
+        self.notices: list[Notice] = []
         self.shown = shown
 
     @contextlib.contextmanager
@@ -63,7 +62,7 @@ class Notices:
                 frames = [frame for frame in machine.frames[1:] if not frame.code.ours]
                 caller = caller_of(frames[-1]) if frames else None
                 _forget(message, category, filename)
-            self.found.append(Notice(machine.progress.tick, message, category, filename, lineno, caller))
+            self.notices.append(Notice(machine.progress.tick, message, category, filename, lineno, caller))
 
         warnings.showwarning = show
         try:
@@ -74,7 +73,7 @@ class Notices:
 
     def show(self, stop: int | None) -> None:
         """Show the warnings of what was captured: the program up to instruction `stop`, or to its end."""
-        for notice in self.found:
+        for notice in self.notices:
             if (stop is not None and notice.tick > stop) or notice.key in self.shown:
                 continue
             self.shown.add(notice.key)

@@ -25,7 +25,16 @@ import torch
 from bolide.dynamo import policy
 from bolide.dynamo.bytecode.forms import VERSION
 from bolide.dynamo.bytecode.uniform import OPERATORS
-from bolide.dynamo.library.handlers import Args, Kwargs, answers, by_polyfill, intercept_each, intercept_table, refuse
+from bolide.dynamo.library.handlers import (
+    Args,
+    Kwargs,
+    answers,
+    by_polyfill,
+    intercept_all,
+    intercept_each,
+    intercept_table,
+    refuse,
+)
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.caches import Writes
@@ -44,15 +53,17 @@ from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.iterators import CALLING, REDUCIBLE, Stream, left_in, reduced, restored
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import pictured
-from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedTensor
 
-
-@answers(typing.cast)
-def _cast(vm: Machine, typ: object, val: object) -> object:
-    return val
-
-
+intercept_all(
+    {
+        typing.cast: lambda vm, args, kwargs: args[1],
+        functools.partial.__call__: lambda vm, args, kwargs: Call(args[0], args[1:], kwargs),
+        weakref.ref.__init__: lambda vm, args, kwargs: None,
+        weakref.ref.__call__: lambda vm, args, kwargs: referent(vm, args[0]),
+        logging.getLogger: lambda vm, args, kwargs: logging.getLogger(*args, **kwargs),
+    }
+)
 by_polyfill(
     {
         functools.update_wrapper: "update_wrapper",
@@ -106,8 +117,8 @@ def _left(vm: Machine, stream: Stream) -> int:
 
 @intercept(operator.contains)
 def _contains(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    found = operations.contains(vm, *args)
-    return Call(polyfill("contains"), args) if found is MISSING else found
+    answer = operations.contains(vm, *args)
+    return Call(polyfill("contains"), args) if answer is MISSING else answer
 
 
 @intercept(operator.not_)
@@ -119,26 +130,15 @@ def _not(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 # ---- functools -------------------------------------------------------------------------------------------------------
 
 
-@intercept(functools.partial.__call__)
-def _call_partial(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return Call(args[0], args[1:], kwargs)
-
-
 @intercept(vars(functools.partial)["__setstate__"])
 def _set_partial(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if args and vm.world.identities.is_outside(args[0]):
-        raise Unsupported("the state of a partial from outside is replaced", vm.where(), kind="attribute_write")
+        raise vm.unsupported("the state of a partial from outside is replaced", "attribute_write")
     return NATIVE
 
 
-@answers(library.writes)
-def _writes(vm: Machine) -> Writes:
-    return Writes(vm)
-
-
-@answers(library.settled)
-def _settled(vm: Machine, before: Writes, *call: Any) -> object:
-    return before.settled(vm, *call)
+answers(library.writes)(Writes)
+answers(library.settled)(lambda vm, before, *call: before.settled(vm, *call))
 
 
 # ---- copy ------------------------------------------------------------------------------------------------------------
@@ -190,8 +190,7 @@ def _new_tensor(vm: Machine, value: TracedTensor, memo: dict[int, object] | None
         copied = _COPIED_GROUPS.of(vm).setdefault(id(memo), (memo, []))[1]
         groups = vm.world.aliases.of(value.group)
         if any(known is group for known in copied for group in groups):
-            reason = "tensors that share memory are copied together"
-            raise Unsupported(reason, vm.where(), "copy one of them", "tensor_method")
+            raise vm.unsupported("tensors that share memory are copied together", "tensor_method", "copy one of them")
         copied.append(value.group)
         made = value.__deepcopy__(memo)
     if isinstance(value, torch.nn.Buffer):  # type: ignore[arg-type, unused-ignore]
@@ -218,7 +217,7 @@ def _copies_itself(vm: Machine, value: Any) -> bool:
         raise TypeError(f"cannot pickle '{value.kind}' object")
     known = cls in _COPIED or type(value) in STAND_INS or _is_copied_iterator(value)
     if not known and (type(value) is Generator or not policy.is_python_class(cls)):
-        raise Unsupported(f"a copy of a {cls.__name__}", vm.where(), None, "native_call")
+        raise vm.unsupported(f"a copy of a {cls.__name__}", "native_call")
     return False
 
 
@@ -295,11 +294,12 @@ def _moment(function: object, vm: Machine, args: Args, kwargs: Kwargs) -> object
 def _asked_again(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if kwargs or not all(type(arg) in (str, bytes, int) for arg in args):
         raise refused(vm, function)
-    source = Source("apply", Source("object", None, None, function), tuple(args), _ask)
+    source = Source("apply", Source("object", None, None, function), tuple(args), ask)
     return vm.world.wrap(function(*args), source)
 
 
-def _ask(function: Any, *args: Any) -> Any:
+def ask(function: Callable[..., object], *args: object) -> object:
+    """A call, as a step of a source."""
     return function(*args)
 
 
@@ -323,7 +323,7 @@ def _getsizeof(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 def _proxy(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """Only of an outside object without a callback: that is a real one."""
     if len(args) != 1 or kwargs or type(args[0]) is not Outside:
-        raise Unsupported("a weak proxy is made", vm.where(), "use weakref.ref", "outside_object")
+        raise vm.unsupported("a weak proxy is made", "outside_object", "use weakref.ref")
     return vm.world.wrap(weakref.proxy(args[0].real), Source("apply", args[0].source, (), weakref.proxy))
 
 
@@ -333,36 +333,24 @@ def _new_ref(vm: Machine, cls: type[weakref.ref[Any]], target: Any, callback: An
     when that dies, is left out: what this run makes does not outlive it."""
     tidies_up = type(callback) is types.FunctionType and is_library_namespace(callback.__globals__)
     if callback is not None and not tidies_up:
-        raise Unsupported("a weak reference with a callback", vm.where(), None, "outside_object")
+        raise vm.unsupported("a weak reference with a callback", "outside_object")
     if type(target) is Outside:
         return weakref.ref.__new__(cls, target.real)
     for default in (callback.__defaults__ or ()) if callback is not None else ():
         if type(default) is weakref.ref and id(default()) in vm.world.identities.seen:
             reason = "a weak container of the outside world is given a new object, which may die before it"
-            raise Unsupported(reason, vm.where(), kind="outside_object")
+            raise vm.unsupported(reason, "outside_object")
     return NATIVE
+
+
+intercept(weakref.ref)(lambda vm, args, kwargs: _new_ref(vm, weakref.ref, *args))
 
 
 @intercept(weakref.getweakrefcount, weakref.getweakrefs)
 def _weak_references(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if any(type(arg) is Outside for arg in args):
-        raise Unsupported("what refers weakly to an outside object is asked for", vm.where(), kind="outside_object")
+        raise vm.unsupported("what refers weakly to an outside object is asked for", "outside_object")
     return NATIVE
-
-
-@intercept(weakref.ref)
-def _ref(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return _new_ref(vm, weakref.ref, *args)
-
-
-@intercept(weakref.ref.__init__)
-def _init_ref(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return None
-
-
-@intercept(weakref.ref.__call__)
-def _call_ref(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return referent(vm, args[0])
 
 
 # ---- random ----------------------------------------------------------------------------------------------------------
@@ -392,11 +380,6 @@ def _draw(method: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs
 
 
 # ---- logging ---------------------------------------------------------------------------------------------------------
-
-
-@intercept(logging.getLogger)
-def _get_logger(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return logging.getLogger(*args, **kwargs)
 
 
 @answers(logging.Logger.isEnabledFor)
@@ -434,7 +417,7 @@ def _of_now(vm: Machine, kwargs: Kwargs) -> Kwargs:
         return kwargs
     handled = None if type(asked) is tuple else vm.handled()
     if handled is None:
-        raise Unsupported("a logger is given exc_info", vm.where(), kind="side_effect")
+        raise vm.unsupported("a logger is given exc_info", "side_effect")
     return {**kwargs, "exc_info": handled}
 
 

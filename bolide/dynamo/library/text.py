@@ -25,7 +25,6 @@ from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.iterators import Stream
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import TEXT_METHODS, Pictured, TracedText, joined
-from bolide.support.errors import Unsupported
 from bolide.tracing import DataDependent, TracedTensor
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -147,7 +146,7 @@ def _text(vm: Machine, value: Any, as_repr: bool) -> Any:
     if type(value) is Outside and method in _PLAIN_TEXTS:
         return repr(value.plain())
     if type(value) in (Outside, Stream):
-        raise Unsupported(f"the text of an outside {cls.__name__} object", vm.where(), None, "outside_object")
+        raise vm.unsupported(f"the text of an outside {cls.__name__} object", "outside_object")
     return repr(value) if as_repr else str(value)
 
 
@@ -157,7 +156,7 @@ def _of_generator(vm: Machine, value: Generator) -> str:
     if original is None and value.source is None and not value.frame.code.ours:
         return f"<{value.kind} object {value.name} at {id(value):#x}>"
     if original is None or getattr(original.cls, "__repr__") is not object.__repr__:  # noqa: B009
-        raise Unsupported("the text of an iterator", vm.where(), None, "iterator")
+        raise vm.unsupported("the text of an iterator", "iterator")
     made = object.__repr__(original.empty[0](*original.empty[1:]))
     return f"{made.rpartition(' ')[0]} {id(value):#x}>"
 
@@ -191,7 +190,7 @@ def _format(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 @intercept(object.__repr__)
 def _object_repr(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if type(args[0]) in (Outside, Stream, Generator):
-        raise Unsupported("the text of an outside object or an iterator", vm.where(), None, "outside_object")
+        raise vm.unsupported("the text of an outside object or an iterator", "outside_object")
     return object.__repr__(concrete(vm, args[0]) if type(args[0]) in PENDING else args[0])
 
 

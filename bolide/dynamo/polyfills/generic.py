@@ -266,16 +266,11 @@ def truth(value: Any) -> Any:
         if type(result) is not bool:
             raise TypeError(f"__bool__ should return bool, returned {type(result).__name__}")
         return result
-    return length_by_method(cls.__len__, value) != 0
+    return as_length(cls.__len__(value)) != 0
 
 
-def length_by_method(method: Any, value: Any) -> Any:
-    """`len` of what has a method of its own."""
-    return as_length(method(value))
-
-
-def length_by_index(value: Any) -> Any:
-    return as_length(operator.index(value))
+def composed(outer: Any, inner: Any, *args: Any) -> Any:
+    return outer(inner(*args))
 
 
 def as_length(value: Any) -> Any:
@@ -422,14 +417,6 @@ def match_class(subject: Any, cls: Any, count: Any, names: Any) -> Any:
 
 def negation(value: Any) -> Any:
     return not value
-
-
-def truth_of_call(function: Any, *args: Any) -> Any:
-    return True if function(*args) else False  # noqa: SIM210
-
-
-def sorted_call(function: Any, *args: Any) -> Any:
-    return sorted(function(*args))
 
 
 def holds_for_any(check: Any, value: Any, classes: Any) -> Any:

@@ -175,8 +175,7 @@ def print_to(*values: Any, file: Any, sep: Any = None, end: Any = None) -> Any:
 # ---- containers ------------------------------------------------------------------------------------------------------
 
 
-def list_extend(items: Any, iterable: Any) -> Any:
-    append: Any = list.append if isinstance(items, list) else collections.deque.append
+def extend(append: Any, items: Any, iterable: Any) -> Any:
     for item in iterable:
         append(items, item)
 
@@ -190,11 +189,6 @@ def list_iadd(items: Any, iterable: Any) -> Any:
 def assign_slice(put: Any, items: Any, key: Any, iterable: Any) -> None:
     """`items[key] = iterable`, for a slice."""
     put(items, key, [item for item in iterable])  # noqa: C416
-
-
-def deque_extendleft(items: Any, iterable: Any) -> Any:
-    for item in iterable:
-        collections.deque.appendleft(items, item)
 
 
 def list_index(items: Any, value: Any, start: Any = 0, stop: Any = None) -> Any:

@@ -12,34 +12,23 @@ import torch
 from torch.utils import _pytree as pytree
 
 from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_each, intercept_table
+from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.items import AS_INDEX
-from bolide.dynamo.machine.operations import WITH_TENSORS, binary
 from bolide.dynamo.machine.stand_ins import STAND_INS, SYMBOLIC, StandIn, as_number, is_number
 from bolide.dynamo.torch_calls.sizes import of_numbers
+from bolide.dynamo.world import arrays
 from bolide.dynamo.world.array_results import arranged, expected
-from bolide.dynamo.world.arrays import (
-    KIND,
-    SCALARS,
-    TracedArray,
-    TracedScalar,
-    call,
-    chosen_defaults,
-    into,
-    layer,
-    refused,
-    scalar_of,
-)
-from bolide.support.errors import Unsupported
+from bolide.dynamo.world.arrays import SCALARS, TracedArray, TracedScalar, layer
 from bolide.tracing import TracedTensor
 from bolide.tracing.numbers.scalars import TracedFloat
 
 STAND_INS[TracedArray] = StandIn(numpy.ndarray)
 AS_INDEX[TracedArray] = operator.attrgetter("tensor")
 for _kind, _class in SCALARS.items():
-    is_real = issubclass(_kind, (numpy.integer, numpy.floating))
-    STAND_INS[_class] = StandIn(_kind, TracedScalar.item if is_real else None)
+    _is_real = issubclass(_kind, (numpy.integer, numpy.floating))
+    STAND_INS[_class] = StandIn(_kind, TracedScalar.item if _is_real else None)
     if issubclass(_kind, numpy.integer):
         AS_INDEX[_class] = TracedScalar.item
 
@@ -115,7 +104,7 @@ def _construct(cls: type, dtype: torch.dtype, vm: Machine, args: Args, kwargs: K
     if len(args) != 1 or kwargs or not isinstance(args[0], TracedArray):
         return NATIVE
     if isinstance(args[0], TracedScalar):
-        raise Unsupported("a number of NumPy's is given to a class of tensors", vm.where(), kind="numpy_value")
+        raise vm.unsupported("a number of NumPy's is given to a class of tensors", "numpy_value")
     vm.trace.where = vm.where()
     return _converted(args[0], {"dtype": dtype}, copy=False)
 
@@ -134,8 +123,8 @@ def _as_array(function: Callable[..., object], vm: Machine, args: Args, kwargs: 
     vm.trace.where = vm.where()
     if type(value) is TracedTensor:
         value = _numpy(vm, value)
-    if type(value) in (int, float, complex, list, tuple) and chosen_defaults():
-        return call("", "array", args, kwargs)
+    if type(value) in (int, float, complex, list, tuple) and arrays.chosen_defaults():
+        return arrays.call("", "array", args, kwargs)
     if not isinstance(value, TracedArray):
         return NATIVE
     options = dict(zip(("dtype", "order"), args[1:])) | kwargs
@@ -143,13 +132,13 @@ def _as_array(function: Callable[..., object], vm: Machine, args: Args, kwargs: 
     name = function.__name__
     if options.pop("order", None) is not None or options or len(args) > 3:
         text = f"an option of numpy.{name} is not captured"
-        raise Unsupported(text, vm.where(), operation=f"numpy.{name}(...)", kind="numpy_value")
-    like = expected(function, [value, *args[1:]], kwargs, KIND)
+        raise vm.unsupported(text, "numpy_value", operation=f"numpy.{name}(...)")
+    like = expected(function, [value, *args[1:]], kwargs, arrays.KIND)
     if like is None:
-        raise refused(name)
-    made = value.array.astype(into(numpy.dtype(dtype))) if dtype is not None else value.array
+        raise arrays.refused(name)
+    made = value.array.astype(arrays.into(numpy.dtype(dtype))) if dtype is not None else value.array
     tensor = made.tensor.clone() if copy and made.tensor is value.tensor else made.tensor
-    return arranged(like, TracedArray(layer().ndarray(tensor)), KIND, {}, [value])
+    return arranged(like, TracedArray(layer().ndarray(tensor)), arrays.KIND, {}, [value])
 
 
 _UFUNCS = {
@@ -173,15 +162,15 @@ def _with_tensor(vm: Machine, op: Any, left: Any, right: Any) -> Any:
     raises (`a * t`). A number of NumPy's is a number."""
     vm.trace.where = vm.where()
     if is_number(left) or is_number(right):
-        return binary(vm, op, as_number(left), as_number(right))
-    like = expected(op, [left, right], {}, KIND)
+        return operations.binary(vm, op, as_number(left), as_number(right))
+    like = expected(op, [left, right], {}, arrays.KIND)
     if op not in _UFUNCS or like is None or not isinstance(like.result, torch.Tensor):
-        raise refused(_UFUNCS.get(op, op.__name__))
-    return call("", _UFUNCS[op], (left, right), {})
+        raise arrays.refused(_UFUNCS.get(op, op.__name__))
+    return arrays.call("", _UFUNCS[op], (left, right), {})
 
 
 for _class in (numpy.ndarray, TracedArray, *SCALARS.values()):
-    WITH_TENSORS[_class] = _with_tensor
+    operations.WITH_TENSORS[_class] = _with_tensor
 
 
 @intercept_each(SCALARS)
@@ -193,12 +182,7 @@ def _as_scalar(kind: type, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     value = args[0]
     if value.number is not None and kind is value.kind:
         return value
-    return scalar_of(value.array.astype(into(numpy.dtype(kind))).tensor)
-
-
-@answers(numpy.isscalar)
-def _is_scalar(vm: Machine, element: object) -> object:
-    return True if isinstance(element, TracedScalar) else NATIVE
+    return arrays.scalar_of(value.array.astype(arrays.into(numpy.dtype(kind))).tensor)
 
 
 _COPIES = [vars(cls)[name] for cls in (numpy.ndarray, numpy.generic) for name in ("__copy__", "__deepcopy__")]
@@ -216,10 +200,10 @@ _MAKERS = ("zeros", "ones", "empty", "full", "arange", "linspace", "logspace", "
 @intercept_table({getattr(numpy, name): name for name in _MAKERS})
 def _make(function: object, name: str, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """NumPy makes the array itself unless the configuration chooses other default types."""
-    if not chosen_defaults():
+    if not arrays.chosen_defaults():
         return NATIVE
     vm.trace.where = vm.where()
-    return call("", name, args, kwargs)
+    return arrays.call("", name, args, kwargs)
 
 
 # ---- NumPy functions of tensors --------------------------------------------------------------------------------------
@@ -247,11 +231,6 @@ def tensor_of(array: Any) -> torch.Tensor:
     return torch.as_tensor(array)
 
 
-@answers(array_of)
-def _array_of(vm: Machine, tensor: object) -> object:
-    return TracedArray(layer().ndarray(tensor)) if type(tensor) is TracedTensor else NATIVE
-
-
-@answers(tensor_of)
-def _tensor_of(vm: Machine, array: object) -> object:
-    return array.tensor if isinstance(array, TracedArray) else NATIVE
+answers(numpy.isscalar)(lambda vm, element: True if isinstance(element, TracedScalar) else NATIVE)
+answers(tensor_of)(lambda vm, array: array.tensor if isinstance(array, TracedArray) else NATIVE)
+answers(array_of)(lambda vm, x: TracedArray(layer().ndarray(x)) if type(x) is TracedTensor else NATIVE)

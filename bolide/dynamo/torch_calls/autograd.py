@@ -130,7 +130,7 @@ def refuse_for_real(
     """Raises Unsupported for what an earlier capture has found to be called for real (see `later`)."""
     reason = vm.world.symbols.history.called_for_real.get(key)
     if reason is not None:
-        raise Unsupported(reason, vm.where(), remedy, kind=kind)
+        raise vm.unsupported(reason, kind, remedy)
 
 
 def here(vm: Machine) -> Any:
@@ -146,7 +146,7 @@ def _definition(function: Any) -> UserFrame | None:
 def _held(function: Any) -> list[Any]:
     """What is in the containers that a function closes over, by identity: those that the program has made may have left
     it already."""
-    found: list[Any] = []
+    contents: list[Any] = []
     seen: set[int] = set()
     waiting = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != types.CellType()]
     while waiting:
@@ -154,9 +154,9 @@ def _held(function: Any) -> list[Any]:
         if id(value) not in seen and type(value) in (list, tuple, set, dict):
             seen.add(id(value))
             items = [*value.keys(), *value.values()] if type(value) is dict else list(value)
-            found.append((id(value), [id(item) for item in items]))
+            contents.append((id(value), [id(item) for item in items]))
             waiting += items
-    return found
+    return contents
 
 
 def effects_so_far(vm: Machine) -> Any:

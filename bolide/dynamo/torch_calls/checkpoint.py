@@ -14,7 +14,7 @@ import torch
 import torch.fx as fx
 from torch.utils import checkpoint
 
-from bolide.dynamo.library.handlers import Args, Kwargs
+from bolide.dynamo.library.handlers import Args, Kwargs, answers
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine, Slot
 from bolide.dynamo.machine.tensors import refuse_in_reentrant
@@ -98,12 +98,12 @@ def _checkpoint(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 
 def _refused(vm: Machine, reason: str, remedy: str | None) -> Unsupported:
     name = "torch.utils.checkpoint.checkpoint"
-    return Unsupported(reason, vm.where(), remedy, kind="context", operation=name)
+    return vm.unsupported(reason, "context", remedy, name)
 
 
-@intercept(checkpoint.create_selective_checkpoint_contexts)
-def _selective(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return Policy(args[0] if args else kwargs["policy_fn_or_list"]), None
+@answers(checkpoint.create_selective_checkpoint_contexts)
+def _selective(vm: Machine, policy_fn_or_list: object, allow_cache_entry_mutation: bool = False) -> object:
+    return Policy(policy_fn_or_list), None
 
 
 def _policy(vm: Machine, contexts: Any) -> Policy | None:
@@ -138,11 +138,10 @@ def _is_grad_enabled(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return NATIVE
 
 
-@intercept(torch_functions.region_result)
-def _result(vm: Machine, args: Args, kwargs: Kwargs) -> object:
+@answers(torch_functions.region_result)
+def _result(vm: Machine, region: Region, result: object) -> object:
     """What a checkpointed call gives. What eager's reentrant one makes otherwise is refused: it lets no gradients
     through to what is in lists, gives new tensors, and gives a history to all of floating point."""
-    region, result = args
     if region.given is None:
         return result
     results = result if type(result) is tuple else (result,)
@@ -168,15 +167,18 @@ def _written(vm: Machine, groups: Sequence[AliasGroup]) -> Any:
     return effects_so_far(vm), drawn, len(vm.world.draws), written, [group.version for group in groups]
 
 
-@intercept(torch_functions.end_region)
-def _end(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    region: Region = args[0]
+@answers(torch_functions.end_region)
+def _end(vm: Machine, region: Region) -> None:
     vm.depth.reentrant -= region.given is not None
     if torch.is_grad_enabled() and region.written != _written(vm, region.given or ()):
         reason = "a checkpointed region writes outside: eager does that again when it computes the region again"
         raise _refused(vm, reason, "keep what it writes (statistics, counters) out of the region")
     nodes = list(_nodes_since(region.before))
-    if torch.is_grad_enabled() and not region.same_draws and any(map(_draws, nodes)):
+    if (
+        torch.is_grad_enabled()
+        and not region.same_draws
+        and any(traits_of(node.target).seeded or node.target in (rng.rand, rng.randn) for node in nodes)
+    ):
         reason = "a checkpointed region draws other random numbers when it is computed again"
         raise _refused(vm, reason, "leave preserve_rng_state on")
     saved = set()
@@ -187,16 +189,11 @@ def _end(vm: Machine, args: Args, kwargs: Kwargs) -> object:
             if source in saved or (source is node and region.policy and _is_saved(vm, region.policy, node)):
                 saved.add(node)
                 node.meta["save"] = True
-    return None
 
 
 def _nodes_since(node: fx.Node) -> Iterator[fx.Node]:
     while (node := node.next).op != "root":
         yield node
-
-
-def _draws(node: fx.Node) -> bool:
-    return traits_of(node.target).seeded or node.target in (rng.rand, rng.randn)
 
 
 _SAVED = ("MUST_SAVE", "PREFER_SAVE", "MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")

@@ -1,8 +1,6 @@
 """torch's control-flow operators. `torch.cond` and `while_loop`, which depend on data, become operations over graphs of
-their own; those of known length are interpreted as the Python they stand for: `map`, `scan`, `associative_scan`.
-
-The functions that they are given may have no effects, and their results are new. Eager refuses whatever does otherwise.
-In captured code that is a break in front of the operator, so that eager says it.
+their own; those of known length are interpreted as the Python they stand for: `map`, `scan`, `associative_scan`. The
+functions that they are given may have no effects, and their results are new; what eager refuses is a break.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from bolide.dynamo.library.handlers import answers
 from bolide.dynamo.machine.interpreter import Call, Machine, part_of
 from bolide.dynamo.machine.stand_ins import class_of
 from bolide.dynamo.opcodes.undo import State
-from bolide.dynamo.polyfills import control_flow
+from bolide.dynamo.polyfills import torch_functions
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.called import branches
@@ -36,10 +34,10 @@ def _cond(vm: Machine, pred: Any, true_fn: object, false_fn: object, operands: o
     if not issubclass(class_of(pred), (bool, int, float, torch.Tensor, torch.SymBool)):
         raise refused(vm, f"the condition of torch.cond is a {class_of(pred).__name__}")
     if isinstance(pred, torch.Tensor) and torch._C._functorch.is_batchedtensor(pred):
-        return Call(control_flow.both, [pred, *functions, operands])
+        return Call(torch_functions.both, [pred, *functions, operands])
     if type(pred) is not TracedTensor or vm.trace.known(pred) is not None:
         chosen = pred if type(pred) is not TracedTensor else bool(pred)
-        return Call(control_flow.cond, [chosen, *functions, operands])
+        return Call(torch_functions.cond, [chosen, *functions, operands])
     if pred.numel() != 1:
         raise refused(vm, "the condition of torch.cond has not one value")
     vm.trace.where = vm.where()
@@ -79,7 +77,7 @@ def _while(vm: Machine, cond_fn: object, body_fn: object, carried_inputs: object
     inputs = _arguments(vm, carried_inputs)
     leaves = leaves_of(vm, inputs)
     if not all(type(value) is TracedTensor for value in leaves):
-        return Call(control_flow.while_loop, [cond_fn, body_fn, inputs, inputs])
+        return Call(torch_functions.while_loop, [cond_fn, body_fn, inputs, inputs])
     vm.trace.where = vm.where()
     inside = vm.evaluate(pytree.tree_map, [torch.Tensor.detach, inputs])  # the functions may close over what is carried
     condition = _condition(vm, cond_fn, inside)
@@ -87,7 +85,7 @@ def _while(vm: Machine, cond_fn: object, body_fn: object, carried_inputs: object
     check_alike(vm, leaves, results)
     operands = [*leaves, *part.operands, *(condition[0].operands if condition else ())]
     if condition is None or (torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)):
-        return Call(control_flow.while_loop, [cond_fn, body_fn, inputs, pytree.tree_unflatten(leaves, spec)])
+        return Call(torch_functions.while_loop, [cond_fn, body_fn, inputs, pytree.tree_unflatten(leaves, spec)])
     vm.world.trace.functional_only = "control flow depends on data"
     return pytree.tree_unflatten(_repeated(vm, leaves_of(vm, inside), [condition, (part, results)]), spec)
 
@@ -123,7 +121,7 @@ REMEDY = "give the functions what they need as operands, and return new tensors"
 
 
 def refused(vm: Machine, reason: str) -> Unsupported:
-    return Unsupported(reason, vm.where(), REMEDY, kind="control_flow")
+    return vm.unsupported(reason, "control_flow", REMEDY)
 
 
 @contextlib.contextmanager
@@ -195,7 +193,7 @@ def _map(vm: Machine, f: object, xs: object, *args: object) -> object:
     check_slices(vm, leaves)
     check_operands(vm, [*leaves, *leaves_of(vm, args)])
     with without_effects(vm):
-        return vm.evaluate(control_flow.map_over, [f, xs, *args])
+        return vm.evaluate(torch_functions.map_over, [f, xs, *args])
 
 
 @answers(operators.scan)
@@ -208,7 +206,7 @@ def _scan(vm: Machine, combine_fn: object, init: object, xs: object, *, dim: int
             raise refused(vm, "a scan begins with something that is no tensor")
     with without_effects(vm):
         options = {"dim": dim, "reverse": reverse}
-        carry, made = vm.evaluate(control_flow.scan, [combine_fn, init, xs], options)
+        carry, made = vm.evaluate(torch_functions.scan, [combine_fn, init, xs], options)
     if leaves:
         check_alike(vm, carried_first, pytree.tree_leaves(carry))
     return carry, made
@@ -217,10 +215,10 @@ def _scan(vm: Machine, combine_fn: object, init: object, xs: object, *, dim: int
 @answers(operators.associative_scan)
 def _associative_scan(vm: Machine, combine_fn: object, xs: object, dim: int, *rest: object, **options: object) -> Call:
     check_slices(vm, leaves_of(vm, xs), dim)
-    return Call(control_flow.associative_scan, [combine_fn, xs, dim, *rest], options)
+    return Call(torch_functions.associative_scan, [combine_fn, xs, dim, *rest], options)
 
 
-@answers(control_flow.applied)
+@answers(torch_functions.applied)
 def _applied(vm: Machine, function: object, *given: object) -> object:
     """A step of a loop that is unrolled."""
     graph = vm.trace.graph

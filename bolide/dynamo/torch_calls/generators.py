@@ -26,7 +26,7 @@ _REMEDY = "do this outside the compiled function"
 
 
 def _refused(vm: Machine, operation: str, reason: str) -> Unsupported:
-    return Unsupported(reason, vm.where(), _REMEDY, "generator_state", operation)
+    return vm.unsupported(reason, "generator_state", _REMEDY, operation)
 
 
 # ---- generators as values --------------------------------------------------------------------------------------------
@@ -103,11 +103,6 @@ def _get_state(vm: Machine, generator: torch.Generator) -> object:
     return recorded_as(vm, generators.asking(function), [], record)
 
 
-@answers(torch.get_rng_state)
-def _get_state_of_default(vm: Machine) -> object:
-    return _get_state(vm, torch.default_generator)
-
-
 @answers(torch.Generator.set_state)
 def _set_state(vm: Machine, generator: Any, new_state: torch.Tensor) -> object:
     known = type(new_state) is TracedTensor and new_state.dtype is torch.uint8
@@ -118,11 +113,6 @@ def _set_state(vm: Machine, generator: Any, new_state: torch.Tensor) -> object:
     record = functools.partial(generators.record_new_state, vm.trace, function, new_state)
     recorded_as(vm, generators.restoring(function), [new_state], record)
     return generator
-
-
-@answers(torch.set_rng_state)
-def _set_state_of_default(vm: Machine, new_state: torch.Tensor) -> None:
-    _set_state(vm, torch.default_generator, new_state)
 
 
 @answers(torch.Generator.initial_seed)
@@ -140,10 +130,13 @@ def _initial_seed(vm: Machine, generator: Any) -> object:
     raise _refused(vm, "Generator.initial_seed", "a generator from outside is asked for its seed")
 
 
-@answers(torch.initial_seed)
-def _initial_seed_of_default(vm: Machine) -> object:
-    return _initial_seed(vm, torch.default_generator)
+@answers(torch.set_rng_state)
+def _set_state_of_default(vm: Machine, new_state: torch.Tensor) -> None:
+    _set_state(vm, torch.default_generator, new_state)
 
+
+answers(torch.get_rng_state)(lambda vm: _get_state(vm, torch.default_generator))
+answers(torch.initial_seed)(lambda vm: _initial_seed(vm, torch.default_generator))
 
 # ---- what remains ----------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ _REGISTERED: Slot[dict[int, Registration]] = Slot(dict, undone=True)  # by the i
 
 def refused_method(vm: Machine, operation: str, why: str, remedy: str) -> Unsupported:
     """The refusal of a method of tensors."""
-    return Unsupported(why, vm.where(), remedy, "tensor_method", operation)
+    return vm.unsupported(why, "tensor_method", remedy, operation)
 
 
 @answers(torch.Tensor.register_hook)
@@ -242,7 +242,7 @@ def _push_saved_tensors_hooks(vm: Machine, pack_hook: Any, unpack_hook: Any) -> 
 @intercept(_native_autograd._pop_saved_tensors_default_hooks)
 def _pop_saved_tensors_hooks(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if modes.saved_tensor_hooks() is None:
-        raise Unsupported("hooks of saved tensors from before are left", vm.where(), kind="context")
+        raise vm.unsupported("hooks of saved tensors from before are left", "context")
     return NATIVE
 
 

@@ -1,9 +1,6 @@
-"""Layers and functions of torch whose native code would go past the recording, or look at data: losses, encoders in
-evaluation, checks of distributions.
-
-Distributions check their parameters and samples. In captured code the check is part of the graph, and where it fails
-the call is made again in eager, which raises torch's own error. Where the graph cannot be left (one branch of a
-`torch.cond`, a backward pass) what it finds is raised after the graph has run, before any effect.
+"""Layers, functions and optimizers of torch whose native code would go past the recording, or look at data. Checks of
+distributions are part of the graph; where the graph cannot be left (one branch of a `torch.cond`, a backward pass) what
+they find is raised after it has run, before any effect. The code of optimizers is interpreted.
 """
 
 from __future__ import annotations
@@ -12,15 +9,15 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.optim import adagrad, adam, optimizer, sgd
 
-from bolide.dynamo.library.handlers import Args, Kwargs, answers, by_polyfill
+from bolide.dynamo.library.handlers import Args, Kwargs, answers, by_polyfill, intercept_table
 from bolide.dynamo.machine.breaking import can_require, require
 from bolide.dynamo.machine.calls import NATIVE, SWITCHED, intercept
-from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.native_calls import for_real, recorded_as
 from bolide.dynamo.polyfills import torch_functions
-from bolide.dynamo.program.captured import Source
-from bolide.support.errors import Unsupported
+from bolide.dynamo.torch_calls.tensors import float_in
 from bolide.tracing import TracedTensor
 
 _LENGTHS = {"input_lengths": 2, "target_lengths": 3}
@@ -61,7 +58,7 @@ def _one_hot(vm: Machine, labels: object, num_classes: int | torch.SymInt = -1) 
     elif can_require(vm):
         require(vm, ((labels < 0) | (labels >= num_classes)).any().logical_not())
     else:
-        raise Unsupported("one_hot looks at its classes", vm.where(), kind="data_value")
+        raise vm.unsupported("one_hot looks at its classes", "data_value")
     if isinstance(num_classes, int):
         return NATIVE
 
@@ -114,17 +111,6 @@ def _encode_plainly(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return SWITCHED
 
 
-@answers(torch.backends.mha.get_fastpath_enabled)
-def _is_enabled(vm: Machine) -> bool:
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    vm.world.guards.add(Source("apply", Source("object", None, None, torch.backends.mha), (), _ask), "equals", enabled)
-    return enabled
-
-
-def _ask(module: Any) -> bool:
-    return bool(module.get_fastpath_enabled())
-
-
 # ---- distributions: their checks of parameters and samples are part of the graph -------------------------------------
 
 
@@ -152,3 +138,40 @@ def _is_all_true(vm: Machine, holds: torch.Tensor) -> object:
     what = f"{f'parameter {parameter}' if 'param' in names else parameter} of distribution {type(owner).__name__}"
     vm.later.checks.append((require_valid, [valid, what], {}))
     return True
+
+
+# ---- optimizers: step counts are data, so what eager computes from them in Python floats is so in the graph ----------
+
+
+answers(optimizer._get_value)(lambda vm, x: float_in(vm, x) if type(x) is TracedTensor else x)
+answers(optimizer._stack_if_compiling)(lambda vm, x: x)  # as in eager: what comes from `_get_value` are floats
+
+
+@answers(optimizer.Optimizer._group_tensors_by_device_and_dtype)
+def _group_tensors(vm: Machine, lists: Any, with_indices: bool = False) -> object:
+    """As in eager, by device and type: code for compilers puts all in one group, of no type, which some ask for."""
+    groups: dict[Any, Any] = {}
+    for place, first in enumerate(lists[0]):
+        grouped, indices = groups.setdefault((first.device, first.dtype), ([[] for _ in lists], []))
+        for mine, theirs in zip(grouped, lists):
+            if theirs:
+                mine.append(theirs[place])
+        if with_indices:
+            indices.append(place)
+    return groups
+
+
+_MODULES: dict[str, Any] = {"sgd": sgd, "adam": adam, "adagrad": adagrad}
+_FUSED = {
+    getattr(module, f"_fused_{name}"): getattr(module, f"_single_tensor_{name}") for name, module in _MODULES.items()
+}
+
+
+@intercept_table(_FUSED)
+def _compute_fused(fused: Any, single: object, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """A fused kernel computes what the loop over parameters does, but for the last bits: it is called itself where a
+    graph of calls is wanted."""
+    if vm.recorder is None:
+        return Call(single, args, kwargs)
+    vm.enter(fused, args, kwargs)
+    return SWITCHED

@@ -2,12 +2,8 @@
 methods in place of torch's.
 
 In the program they are traced tensors behind a *mask*: their class is for the time of interpretation a subclass of the
-user's class and of `TracedTensor`, whose `__torch_function__` is interpreted when torch asks it. So torch itself says
-what is asked, in which order and with what; below that, where operations are recorded, they are traced tensors like
-others. The program sees the user's class.
-
-The input of the graph is the plain tensor that shares the storage and the history of the real one (`plain`), so nothing
-is asked when the graph runs.
+user's class and of `TracedTensor`, whose `__torch_function__` is interpreted when torch asks it. The program sees the
+user's class. The input of the graph is the plain tensor that shares storage and history (`plain`).
 """
 
 from __future__ import annotations
@@ -51,9 +47,9 @@ def why_not(cls: type) -> str | None:
         return "has an __init_subclass__"
     if any(vars(base).get("__slots__") for base in cls.__mro__):
         return "has __slots__"
-    found = next(vars(base)["__torch_function__"] for base in cls.__mro__ if "__torch_function__" in vars(base))
+    asked = next(vars(base)["__torch_function__"] for base in cls.__mro__ if "__torch_function__" in vars(base))
     return (
-        None if found is _DISABLED[0] or type(found) is classmethod else "has a __torch_function__ of an unusual kind"
+        None if asked is _DISABLED[0] or type(asked) is classmethod else "has a __torch_function__ of an unusual kind"
     )
 
 
@@ -134,7 +130,7 @@ def _aliased(tensor: Any) -> Any:
 @answers(torch.Tensor.as_subclass, recorded=True)
 def _as_subclass(vm: Machine, tensor: TracedTensor, cls: object) -> object:
     if not _as_real(tensor) or not isinstance(cls, type):
-        raise Unsupported("as_subclass of no plain tensor", vm.where(), _REMEDY, "input", "a tensor subclass is made")
+        raise vm.unsupported("as_subclass of no plain tensor", "input", _REMEDY, "a tensor subclass is made")
     alias = _aliased(tensor)
     return alias if cls is torch.Tensor else _made(vm, alias, cls)
 
@@ -145,7 +141,7 @@ def _make_subclass(
 ) -> object:
     if not _as_real(tensor) or more or others or cls is torch.nn.Parameter:
         reason = f"a tensor is made a {cls.__name__}, a subclass of Tensor"
-        raise Unsupported(reason, vm.where(), _REMEDY, "input", "a tensor subclass is made")
+        raise vm.unsupported(reason, "input", _REMEDY, "a tensor subclass is made")
     with torch._C.DisableTorchFunctionSubclass():
         made: Any = tensor.detach().requires_grad_(bool(require_grad))
     return made if cls is torch.Tensor else _made(vm, made, cls)
@@ -195,8 +191,7 @@ def _set(vm: Machine, descriptor: types.GetSetDescriptorType, owner: Any, value:
 def plain(real: Any) -> torch.Tensor:
     """The plain tensor that shares storage and history with one of a subclass."""
     with torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
-        found: torch.Tensor = real.as_subclass(torch.Tensor)
-        return found
+        return real.as_subclass(torch.Tensor)  # type: ignore[no-any-return]
 
 
 def facts(real: Any) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ from bolide.dynamo.machine.native_calls import recorded_as
 from bolide.dynamo.machine.stand_ins import SYMBOLIC
 from bolide.symbolic import product
 from bolide.tracing import TracedFloat, TracedTensor
+from bolide.tracing.meta import number_dtype
 from bolide.tracing.numbers import data
 
 
@@ -74,14 +75,16 @@ def _of_sizes(function: object, overloads: object, vm: Machine, args: Args, kwar
     if not any(type(value) in SYMBOLIC for value in given) or kwargs.get("out") is not None:
         return NATIVE
     vm.trace.where = vm.where()
-    found = _overload(overloads, args, kwargs)
-    if found is None or kwargs.get("requires_grad"):
+    overload = _overload(overloads, args, kwargs)
+    if overload is None or kwargs.get("requires_grad"):
         return NATIVE
-    op, operands = found
+    op, operands = overload
 
     def make() -> object:
-        nodes = [vm.trace.unwrap(_operand(value)) for value in operands]
-        return vm.trace.wrap(vm.trace.call(op, *nodes, dtype=kwargs.get("dtype"), device=kwargs.get("device")))
+        tensors = [v.node.in_graph().tensor if isinstance(v, torch.SymFloat) else v for v in operands]
+        return vm.trace.wrap(
+            vm.trace.call(op, *map(vm.trace.unwrap, tensors), dtype=kwargs.get("dtype"), device=kwargs.get("device"))
+        )
 
     return recorded_as(vm, function, args, make, **kwargs)
 
@@ -115,10 +118,6 @@ def _kind(value: Any) -> str | None:
     if isinstance(value, (torch.Tensor, torch.SymFloat)):
         return "tensor"
     return "int" if type(value) is torch.SymInt else type(value).__name__ if type(value) in (bool, int, float) else None
-
-
-def _operand(value: Any) -> object:
-    return value.node.in_graph().tensor if isinstance(value, torch.SymFloat) else value
 
 
 @intercept(torch.arange)
@@ -200,10 +199,7 @@ def _adaptive_avg_pool1d(vm: Machine, input: object, output_size: object) -> obj
     return recorded_as(vm, torch.adaptive_avg_pool1d, [x, size], pool)
 
 
-@answers(torch.Size.numel)
-def _numel(vm: Machine, size: torch.Size) -> object:
-    return product(size)
-
+answers(torch.Size.numel)(lambda vm, size: product(size))
 
 # ---- `torch.tensor` of lists that hold values of the graph: tensors of one element, numbers made of sizes or data ----
 
@@ -221,18 +217,22 @@ def leaves(values: Any) -> list[Any]:
 def of_numbers(vm: Machine, values: Any, dtype: torch.dtype | None, device: Any) -> torch.Tensor | None:
     """The tensor that `torch.tensor` makes of nested lists, without reading the tensors in them; None if nothing of the
     graph is in them, or something that is no number. Its dtype is the promotion of theirs."""
-    found = leaves(values)
-    if type(values) not in (*_SEQUENCES, torch.SymInt, torch.SymFloat, torch.SymBool) or not any(
-        map(_is_traced, found)
+    numbers = leaves(values)
+    if type(values) not in (*_SEQUENCES, *SYMBOLIC) or not any(
+        type(leaf) in (TracedTensor, *SYMBOLIC) for leaf in numbers
     ):
         return None
-    if not all(isinstance(leaf, _NUMBERS) or (type(leaf) is TracedTensor and _is_scalar(leaf)) for leaf in found):
-        return None
+    for leaf in numbers:
+        one = type(leaf) is TracedTensor and all(size.__class__ is int and size == 1 for size in leaf.shape)
+        if not (one or isinstance(leaf, _NUMBERS)):
+            return None
     vm.trace.where = vm.where()
-    dtype = dtype or functools.reduce(torch.promote_types, map(_dtype, found))
-    if not all(_converts(leaf, dtype) for leaf in found if isinstance(leaf, torch.Tensor)):
+    dtype = dtype or functools.reduce(
+        torch.promote_types, [leaf.dtype if isinstance(leaf, torch.Tensor) else number_dtype(leaf) for leaf in numbers]
+    )
+    if not all(_converts(leaf, dtype) for leaf in numbers if isinstance(leaf, torch.Tensor)):
         return None
-    if not all(_fits(vm, leaf, dtype) for leaf in found if type(leaf) in SYMBOLIC):
+    if not all(_fits(vm, leaf, dtype) for leaf in numbers if type(leaf) in SYMBOLIC):
         return None
     try:
         with torch.no_grad():
@@ -240,10 +240,6 @@ def of_numbers(vm: Machine, values: Any, dtype: torch.dtype | None, device: Any)
     except RuntimeError:  # lists of different lengths: torch says what is wrong
         return None
     return made.to(device) if device is not None else made
-
-
-def _is_traced(leaf: Any) -> bool:
-    return type(leaf) is TracedTensor or type(leaf) in SYMBOLIC
 
 
 def _fits(vm: Machine, leaf: Any, dtype: torch.dtype) -> bool:
@@ -254,24 +250,11 @@ def _fits(vm: Machine, leaf: Any, dtype: torch.dtype) -> bool:
     return limits.max >= torch.iinfo(torch.int64).max or bool((leaf >= int(limits.min)) & (leaf <= int(limits.max)))
 
 
-def _is_scalar(tensor: TracedTensor) -> bool:
-    return all(size.__class__ is int and size == 1 for size in tensor.shape)
-
-
 def _converts(leaf: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether torch reads the number in a tensor as one of this dtype: an integer only from integers."""
     is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
     plain = not (leaf.dtype.is_floating_point or leaf.dtype.is_complex or leaf.dtype is torch.bool)
     return (plain or not is_integer) and (dtype.is_complex or not leaf.is_complex())
-
-
-def _dtype(leaf: Any) -> torch.dtype:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.dtype
-    kind = SYMBOLIC.get(type(leaf), type(leaf))
-    if kind is float:
-        return torch.get_default_dtype()
-    return torch.bool if kind is bool else torch.int64 if kind is int else torch.complex64
 
 
 def _stacked(vm: Machine, values: Any, dtype: torch.dtype) -> Any:

@@ -1,7 +1,5 @@
 """State of torch and of the interpreter that is no value of the program's: how many threads there are, which kernels
-may be used, how deep recursion may go; calls of modules; function modes. The answer is guarded.
-
-What all programs depend on (grad mode, the default dtype, …) is in the guard of the global state; what may not change
+may be used, how deep recursion may go; calls of modules; function modes. The answer is guarded; what may not change
 inside of captured code is refused where it is set.
 """
 
@@ -16,6 +14,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_each, intercept_table, refuse
+from bolide.dynamo.library.standard import ask
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.calls import NATIVE, SWITCHED, intercept
@@ -26,7 +25,6 @@ from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING, Watch
 from bolide.dynamo.torch_calls.autograd import refuse_for_real
 from bolide.dynamo.world.outside import Outside
-from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor, modes
 
 
@@ -73,7 +71,7 @@ def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if type(module) is Outside and issubclass(module.cls, torch.jit.ScriptModule):
         name = module.cls.__name__
         reason, remedy = f"a call of an outside {name} object", "compile the module that it was made from"
-        raise Unsupported(reason, vm.where(), remedy, "outside_object", f"{name}(...)")
+        raise vm.unsupported(reason, "outside_object", remedy, f"{name}(...)")
     if type(module) is Outside and vm.world.symbols.history.called_for_real:
         refuse_for_real(vm, Watch(module.real))
     if type(module) is Outside and not _has_global_hooks(vm):
@@ -108,6 +106,7 @@ READERS: dict[Reader, Reader | None] = {
     sys.getrecursionlimit: None,
     torch.get_num_threads: None,
     torch.get_num_interop_threads: None,
+    torch.backends.mha.get_fastpath_enabled: None,
     torch.is_anomaly_enabled: torch.set_anomaly_enabled,
     torch.is_anomaly_check_nan_enabled: torch.set_anomaly_enabled,
     torch.get_autocast_dtype: torch.set_autocast_dtype,
@@ -125,11 +124,6 @@ BEHIND: dict[Reader, Reader] = {
 }
 
 
-def answer(function: Reader, *args: Any) -> Any:
-    """A call, as a step of a source."""
-    return function(*args)
-
-
 def read_state(vm: Machine, reader: Reader, args: list[Any]) -> Any:
     """What a reader says. It is guarded unless the program itself has changed it."""
     value = reader(*args)
@@ -137,7 +131,7 @@ def read_state(vm: Machine, reader: Reader, args: list[Any]) -> Any:
     own = {setter for setter, _ in modes.own(changed, vm.modes.setters)}
     key = (reader, *args)
     if READERS.get(reader) not in own and vm.world.guards.first(key):
-        vm.world.guards.add(Source("apply", Source("object", None, None, reader), tuple(args), answer), "equals", value)
+        vm.world.guards.add(Source("apply", Source("object", None, None, reader), tuple(args), ask), "equals", value)
     return value
 
 
@@ -188,7 +182,7 @@ def _enter_mode(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """Torch's own modes run natively; the program's would, too, and what they do outside would be seen once."""
     if type(args[0]).__module__.partition(".")[0] != "torch":
         name = f"{class_of(args[0]).__qualname__}.__enter__"
-        raise Unsupported("a mode of the program's own is entered", vm.where(), kind="context", operation=name)
+        raise vm.unsupported("a mode of the program's own is entered", "context", operation=name)
     return NATIVE
 
 

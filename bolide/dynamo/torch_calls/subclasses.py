@@ -1,18 +1,14 @@
 """Wrapper subclasses of Tensor: those that say what they are made of (`__tensor_flatten__`) and have a
 `__torch_dispatch__`; gradients with respect to them, and of those that leave a program.
 
-One from outside is taken apart: its tensors are inputs, and it is put together again around the traced ones. In the
-program such tensors are instances of a *stand-in*, a subclass of the user's class whose `__torch_dispatch__` and
-`__torch_function__` are interpreted; so torch's own dispatcher calls them, and what they do is recorded. The program
-sees the user's class. One that leaves is put together from its real parts. A plain input whose gradient is a wrapper is
-not captured.
+One from outside is taken apart: its tensors are inputs, and it is put together again around the traced ones, as an
+instance of a *stand-in*, a subclass of the user's class whose `__torch_dispatch__` and `__torch_function__` are
+interpreted. One that leaves is put together from its real parts.
 
-Autograd sees a wrapper as one tensor: its gradient is another wrapper, or a plain tensor. The graph knows plain tensors
-only. So each wrapper from outside that requires grad comes with *handles*, inputs of the graph without data: one for
-each plain tensor that it is made of, and one for itself as a plain tensor. In the program its history begins at them
-(`Given`), so what the engine finds there are gradients of plain tensors; when the call is made they are the results of
-`Handles`, which puts the gradient together. A wrapper that leaves is taken apart in the program (`Opened`) and put
-together for real (`Closed`) likewise.
+Autograd sees a wrapper as one tensor; the graph knows plain tensors only. So each wrapper from outside that requires
+grad comes with *handles*, inputs of the graph without data: one for each plain tensor that it is made of, and one for
+itself. In the program its history begins at them (`Given`); when the call is made they are the results of `Handles`,
+which puts the gradient together. A wrapper that leaves is taken apart (`Opened`) and put together (`Closed`) likewise.
 """
 
 from __future__ import annotations
@@ -42,9 +38,9 @@ _PROTOCOL = ("__tensor_flatten__", "__tensor_unflatten__")
 def _written_in_python(cls: type, name: str) -> Any:
     """The function of a class method that an interpreted subclass of Tensor has of its own, else None."""
     holder = next(base for base in cls.__mro__ if name in vars(base))
-    found = vars(holder)[name]
-    is_own = type(found) is classmethod and _is_interpreted(holder)
-    return found.__func__ if is_own else None
+    member = vars(holder)[name]
+    is_own = type(member) is classmethod and _is_interpreted(holder)
+    return member.__func__ if is_own else None
 
 
 def _is_interpreted(cls: type) -> bool:
@@ -117,7 +113,7 @@ def _make_wrapper(vm: Machine, cls: type, *others: Any, **options: Any) -> objec
 def _refused(vm: Machine, cls: Any, why: str) -> Unsupported:
     reason = f"a {getattr(cls, '__name__', cls)}, a subclass of Tensor, {why}"
     remedy = "do this outside the compiled function"
-    return Unsupported(reason, vm.where(), remedy, kind="input", operation="a tensor subclass is made")
+    return vm.unsupported(reason, "input", remedy, "a tensor subclass is made")
 
 
 def as_leaf(tensor: torch.Tensor) -> torch.Tensor:
@@ -164,13 +160,14 @@ def _with_history(world: World, real: Any, source: Source, made: Any) -> Any:
     if torch.is_inference_mode_enabled():
         return made.requires_grad_()
     root = Source("apply", source, (), handles)
-    found = for_real(handles, real)
-    places = [place for place, handle in enumerate(found) if handle.requires_grad]
-    given: list[Any] = [None] * len(found)
+    ends = for_real(handles, real)
+    places = [place for place, handle in enumerate(ends) if handle.requires_grad]
+    given: list[Any] = [None] * len(ends)
     for place in places:
-        leaf = for_real(as_leaf, found[place])
-        given[place] = world.inputs.add(found[place], Source("item", root, place), leaf)
-    return with_handles(made, form_of(made, class_of), class_of, given)
+        leaf = for_real(as_leaf, ends[place])
+        given[place] = world.inputs.add(ends[place], Source("item", root, place), leaf)
+    with torch.enable_grad():  # its history begins at the handles
+        return _Given.apply([made], form_of(made, class_of), class_of, *given)  # type: ignore[no-untyped-call]
 
 
 def _recipe(rebuilder: Rebuilder, value: Any) -> Recipe | None:
@@ -188,7 +185,8 @@ def _recipe(rebuilder: Rebuilder, value: Any) -> Recipe | None:
 def _with_history_outside(rebuilder: Rebuilder, value: Any) -> Recipe:
     """A wrapper that requires grad is made of results with its history."""
     world, form = rebuilder.world, form_of(value, class_of)
-    if not all(map(has_gradient, plain_parts(value))) or value.is_leaf or not is_constant(_described(form)):
+    derived = all(part.is_floating_point() or part.is_complex() for part in plain_parts(value))
+    if not derived or value.is_leaf or not is_constant(_described(form)):
         reason = f"a {form.cls.__name__}, a subclass of Tensor, that requires grad leaves the function"
         raise Unsupported(reason, world.guards.where(), "return what it is made of", "escape")
 
@@ -237,11 +235,11 @@ def form_of(value: Any, class_of: Callable[[Any], Any] = type) -> Form:
 
 def plain_parts(value: Any) -> list[Any]:
     """The plain tensors that a wrapper is made of."""
-    found: list[Any] = []
+    parts: list[Any] = []
     for name in value.__tensor_flatten__()[0]:
         part = getattr(value, name)
-        found += plain_parts(part) if is_made_of_parts(part) else [part]
-    return found
+        parts += plain_parts(part) if is_made_of_parts(part) else [part]
+    return parts
 
 
 def put_together(form: Form, plain: Iterator[Any], make: Callable[..., Any]) -> Any:
@@ -255,14 +253,6 @@ def put_together(form: Form, plain: Iterator[Any], make: Callable[..., Any]) -> 
 
 def unflatten(cls: Any, parts: dict[str, Any], context: object, size: Sequence[int], stride: object) -> Any:
     return cls.__tensor_unflatten__(parts, context, torch.Size(size), stride)
-
-
-def has_gradient(tensor: Any) -> bool:
-    return bool(tensor.is_floating_point() or tensor.is_complex())
-
-
-def _filled(gradients: Sequence[Any], like: Sequence[Any]) -> Iterator[Any]:
-    return iter([torch.zeros_like(t) if given is None else given for given, t in zip(gradients, like)])
 
 
 # ---- when the call is made -------------------------------------------------------------------------------------------
@@ -292,8 +282,7 @@ def _empty(like: Any) -> torch.Tensor:
 def handles(real: Any) -> tuple[torch.Tensor, ...]:
     """For each plain tensor that a wrapper is made of, and for itself, a plain tensor whose gradient is passed on."""
     with torch.enable_grad():
-        found: tuple[torch.Tensor, ...] = _Handles.apply(real)  # type: ignore[no-untyped-call]
-        return found
+        return _Handles.apply(real)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _Closed(torch.autograd.Function):
@@ -340,12 +329,6 @@ class _Given(torch.autograd.Function):
         return None, None, None, *plain_parts(gradient), None
 
 
-def with_handles(wrapper: Any, form: Form, class_of: Callable[[Any], Any], given: Sequence[Any]) -> Any:
-    """The wrapper with a history that begins at its handles."""
-    with torch.enable_grad():
-        return _Given.apply([wrapper], form, class_of, *given)  # type: ignore[no-untyped-call]
-
-
 class _Opened(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, wrapper: Any, form: Form, make: Any) -> Any:
@@ -356,10 +339,10 @@ class _Opened(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return put_together(ctx.form, _filled(gradients, ctx.plain), ctx.make), None, None
+        filled = [torch.zeros_like(t) if given is None else given for given, t in zip(gradients, ctx.plain)]
+        return put_together(ctx.form, iter(filled), ctx.make), None, None
 
 
 def opened(wrapper: Any, form: Form, make: Callable[..., Any]) -> Sequence[Any]:
     """The plain tensors that a wrapper with a history is made of, with that history."""
-    found: Sequence[Any] = _Opened.apply(wrapper, form, make)  # type: ignore[no-untyped-call]
-    return found
+    return _Opened.apply(wrapper, form, make)  # type: ignore[no-untyped-call,no-any-return]

@@ -26,7 +26,6 @@ from bolide.dynamo.program.captured import Source
 from bolide.dynamo.torch_calls.checkpoint import refuse_gradients
 from bolide.dynamo.torch_calls.hooks import hooks_of, refused_method
 from bolide.dynamo.world.makers import behind
-from bolide.support.errors import Unsupported
 from bolide.symbolic import without_zeros
 from bolide.tracing import DataDependent, Trace, TracedTensor
 from bolide.tracing.numbers import scalars
@@ -53,8 +52,8 @@ def _stride(vm: Machine, tensor: object, dim: int | None = None) -> object:
         return NATIVE
     sym_int, strides = vm.trace.shapes.sym_int, tensor.stride()
     shown = without_zeros(as_exprs(tensor.shape), as_exprs(strides))
-    found = [stride if expr.is_const else sym_int(expr) for stride, expr in zip(strides, shown)]
-    return tuple(found) if dim is None else found[dim]
+    answer = [stride if expr.is_const else sym_int(expr) for stride, expr in zip(strides, shown)]
+    return tuple(answer) if dim is None else answer[dim]
 
 
 @answers(torch.Tensor.storage_offset, TracedTensor.storage_offset)
@@ -131,7 +130,7 @@ def _masked_put(asked: object, function: object, vm: Machine, args: Args, kwargs
 
 
 def run_engine(
-    vm: Machine, outputs: Sequence[Any], gradients: Any, inputs: Sequence[Any], options: tuple[bool, bool, bool, bool]
+    vm: Machine, outputs: Sequence[Any], gradients: Any, inputs: Sequence[Any], options: Sequence[bool]
 ) -> Sequence[Any]:
     """The autograd engine over traced tensors; what it computes is recorded. (`torch.autograd` itself would import
     sympy.) `gradients`: of the outputs, or None. `options`: those of `differentiate`."""
@@ -168,18 +167,6 @@ def differentiate(
     return engine.run_backward(tuple(outputs), tuple(tangents), keep, create, tuple(inputs), *rest)  # type: ignore[no-any-return]
 
 
-@answers(torch.Tensor.backward)
-def _tensor_backward(
-    vm: Machine,
-    tensor: object,
-    gradient: object = None,
-    retain_graph: object = None,
-    create_graph: object = False,
-    inputs: object = None,
-) -> object:
-    return _backward(vm, tensor, gradient, retain_graph, create_graph, None, inputs)
-
-
 @answers(torch.autograd.backward)
 def _backward(
     vm: Machine,
@@ -212,6 +199,13 @@ def _backward(
     if not keep:
         _mark_spent(vm, outputs)
     return None
+
+
+answers(torch.Tensor.backward)(
+    lambda vm, tensor, gradient=None, retain_graph=None, create_graph=False, inputs=None: _backward(
+        vm, tensor, gradient, retain_graph, create_graph, None, inputs
+    )
+)
 
 
 def _several(value: Any) -> list[Any]:
@@ -287,17 +281,17 @@ def _grad(
     for place in (vm.world.inputs.place(tensor) for tensor in starts):
         if place is not None and (hooked := hooks_of(vm, place)) is not None:
             raise refused_method(vm, "torch.autograd.grad", hooked, "compile what is called outside of the hook")
-    found = run_engine(vm, ends, grad_outputs, starts, (keep, create, unused, False))
-    if not unused and any(gradient is None for gradient in found):
+    gradients = run_engine(vm, ends, grad_outputs, starts, (keep, create, unused, False))
+    if not unused and any(gradient is None for gradient in gradients):
         raise RuntimeError(
             "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if "
             "this is the desired behavior."
         )
     if materialize_grads:
-        found = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(starts, found)]
+        gradients = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(starts, gradients)]
     if not keep:
         _mark_spent(vm, ends, starts)
-    return tuple(found)
+    return tuple(gradients)
 
 
 def _refuse_outer_graph(vm: Machine, outputs: Sequence[Any], inputs: Sequence[Any], operation: str) -> None:
@@ -328,7 +322,7 @@ def _retain_grad(vm: Machine, tensor: torch.Tensor) -> object:
     if vm.world.inputs.place(tensor) is None:
         if tensor.requires_grad and not tensor.is_leaf:
             reason, remedy = "a gradient is kept of a tensor made here", "return the tensor"
-            raise Unsupported(reason, vm.where(), remedy, "inner_gradient", "Tensor.retain_grad")
+            raise vm.unsupported(reason, "inner_gradient", remedy, "Tensor.retain_grad")
         return NATIVE
     vm.later.calls.append((torch.Tensor.retain_grad, [tensor], {}))
     return None
