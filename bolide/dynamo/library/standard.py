@@ -124,7 +124,7 @@ def _contains(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 @intercept(operator.not_)
 def _not(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     value = operations.truth(vm, args[0])
-    return Call(polyfill("negation"), args) if type(value) is Call else not value
+    return Call(polyfill("composed"), [operator.not_, bool, *args]) if type(value) is Call else not value
 
 
 # ---- functools -------------------------------------------------------------------------------------------------------

@@ -415,10 +415,6 @@ def match_class(subject: Any, cls: Any, count: Any, names: Any) -> Any:
     return tuple(values)
 
 
-def negation(value: Any) -> Any:
-    return not value
-
-
 def holds_for_any(check: Any, value: Any, classes: Any) -> Any:
     for cls in classes:  # noqa: SIM110
         if check(value, cls):
