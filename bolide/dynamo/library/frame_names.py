@@ -24,16 +24,11 @@ from bolide.dynamo.program.kinds import MISSING, is_library_namespace
 from bolide.dynamo.world.classes import names_in_class
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.parts import Seen
-from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 
 _FUTURE: int = functools.reduce(
     operator.or_, [getattr(__future__, name).compiler_flag for name in __future__.all_feature_names]
 )
-
-
-def _refusal(vm: Machine, what: str) -> Unsupported:
-    return vm.unsupported(what, "frame_access")
 
 
 def variables(vm: Machine) -> dict[str, Any]:
@@ -57,7 +52,7 @@ def _globals(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if vm.world.namespaces.is_own(namespace):
         return namespace
     if is_library_namespace(namespace):
-        raise _refusal(vm, "globals() of a library")
+        raise vm.unsupported("globals() of a library", "frame_access")
     known = vm.world.identities.seen.get(id(namespace))
     if known is None:
         source = Source("object", None, None, namespace)
@@ -76,7 +71,7 @@ def _code(vm: Machine, source: Any, mode: str) -> types.CodeType:
     if type(source) is types.CodeType and not source.co_freevars:
         return source
     if type(source) is not str:
-        raise _refusal(vm, f"{mode} of an object")
+        raise vm.unsupported(f"{mode} of an object", "frame_access")
     flags = vm.frames[-1].code.code.co_flags & _FUTURE
     text = source.lstrip(" \t") if mode == "eval" else source
     made: types.CodeType = compile(text, "<string>", mode, flags, dont_inherit=True)
@@ -96,7 +91,7 @@ def _namespaces(vm: Machine, given: Args) -> tuple[dict[str, Any], Any]:
         return names, names if own is None else own
     if type(names) is Outside and id(names.real) in vm.world.namespaces.globals:
         return names.real, names if own is None else own
-    raise _refusal(vm, "code is run among the names of an object from outside")
+    raise vm.unsupported("code is run among the names of an object from outside", "frame_access")
 
 
 @intercept_table({builtins.eval: "eval", builtins.exec: "exec"})
@@ -105,7 +100,7 @@ def _run(function: object, mode: str, vm: Machine, args: Args, kwargs: Kwargs) -
     code = _code(vm, args[0], mode)
     namespace, own = _namespaces(vm, given)
     if type(own) is not dict:
-        raise _refusal(vm, "code is run among the names of an object")
+        raise vm.unsupported("code is run among the names of an object", "frame_access")
     made = types.FunctionType(code, namespace)
     vm.note_function(made)
     result = vm.evaluate_body(made, own)

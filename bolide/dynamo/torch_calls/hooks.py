@@ -49,11 +49,6 @@ class Registration:
 _REGISTERED: Slot[dict[int, Registration]] = Slot(dict, undone=True)  # by the ids of their handles
 
 
-def refused_method(vm: Machine, operation: str, why: str, remedy: str) -> Unsupported:
-    """The refusal of a method of tensors."""
-    return vm.unsupported(why, "tensor_method", remedy, operation)
-
-
 @answers(torch.Tensor.register_hook)
 def _register_hook(vm: Machine, tensor: Any, hook: Any) -> object:
     if vm.world.inputs.place(tensor) is not None:
@@ -117,7 +112,9 @@ def _register_post_accumulate(vm: Machine, tensor: Any, hook: object) -> object:
         raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
     if vm.world.inputs.place(tensor) is None:
         operation = "Tensor.register_post_accumulate_grad_hook"
-        raise refused_method(vm, operation, "a hook is put on a leaf made here", "make the leaf before the call")
+        raise vm.unsupported(
+            "a hook is put on a leaf made here", "tensor_method", "make the leaf before the call", operation
+        )
     return _register(vm, torch.Tensor.register_post_accumulate_grad_hook, tensor, hook)
 
 
@@ -129,7 +126,7 @@ def _is_leaf_outside(vm: Machine, tensor: Any) -> bool:
 def _register(vm: Machine, method: object, tensor: TracedTensor, hook: object) -> RemovableHandle:
     if tensor.group.version and not _is_leaf_outside(vm, tensor):
         why = "a hook is put on an input that has been written to"
-        raise refused_method(vm, "Tensor.register_hook", why, "register it first")
+        raise vm.unsupported(why, "tensor_method", "register it first", "Tensor.register_hook")
     hooks: dict[int, object] = collections.OrderedDict()
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
@@ -207,7 +204,7 @@ def _register_on_node(function: object, name: str, vm: Machine, args: Args, kwar
     node, hook = args
     if node.name().endswith("AccumulateGrad") or isinstance(node, NonLeaf._backward_cls):
         why = "a hook is put on a node of the history outside"
-        raise refused_method(vm, f"Node.{name}", why, "put it on the tensor")
+        raise vm.unsupported(why, "tensor_method", "put it on the tensor", f"Node.{name}")
     vm.trace.where = vm.where()
     vm.trace.functional_only, vm.trace.derivation.is_own = "a node of the history has a hook", True
     vm.trace.derivation.hooked.add(node)

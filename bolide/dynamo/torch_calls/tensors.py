@@ -24,7 +24,7 @@ from bolide.dynamo.machine.stand_ins import OUTSIDE_NODE
 from bolide.dynamo.machine.tensors import change_flag, outside_attributes, refuse_in_reentrant
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.torch_calls.checkpoint import refuse_gradients
-from bolide.dynamo.torch_calls.hooks import hooks_of, refused_method
+from bolide.dynamo.torch_calls.hooks import hooks_of
 from bolide.dynamo.world.makers import behind
 from bolide.symbolic import without_zeros
 from bolide.tracing import DataDependent, Trace, TracedTensor
@@ -73,7 +73,7 @@ def _is_view(vm: Machine, tensor: torch.Tensor) -> object:
         return NATIVE
     real, source = vm.world.inputs.given(place)
     if type(real) not in (torch.Tensor, torch.nn.Parameter):
-        raise refused_method(vm, "Tensor._is_view", "a subclass of Tensor is asked", _ASK_OUTSIDE)
+        raise vm.unsupported("a subclass of Tensor is asked", "tensor_method", _ASK_OUTSIDE, "Tensor._is_view")
     vm.world.guards.add(Source("apply", source, (), torch.Tensor._is_view), "equals", real._is_view())
     return real._is_view()
 
@@ -83,7 +83,9 @@ def _gradient_edge(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """A node that the history outside has made is not at hand."""
     for tensor in (*args, *kwargs.values()):
         if isinstance(tensor, TracedTensor) and type(tensor.grad_fn) is OUTSIDE_NODE:
-            raise refused_method(vm, "get_gradient_edge", "an input with a history is asked", "return the tensor")
+            raise vm.unsupported(
+                "an input with a history is asked", "tensor_method", "return the tensor", "get_gradient_edge"
+            )
     return NATIVE
 
 
@@ -97,7 +99,7 @@ def _is_alias_of(vm: Machine, first: object, second: object) -> object:
     vm.world.aliases.refuse((first, second))
     outside = [group.frozen or vm.trace.input_of(group) is not None for group in (first.group, second.group)]
     if type(vm.trace) is not Trace or all(outside):
-        raise refused_method(vm, "is_alias_of", "tensors from outside are compared", _ASK_OUTSIDE)
+        raise vm.unsupported("tensors from outside are compared", "tensor_method", _ASK_OUTSIDE, "is_alias_of")
     return False
 
 
@@ -216,12 +218,12 @@ def _accumulate(vm: Machine, place: int, gradient: Any, create: bool) -> None:
     """Adds to the `grad` of a leaf as the engine does: in place if there is one."""
     tensor = vm.trace.inputs[place]
     if not vm.world.inputs.tensors[place].is_leaf:
-        raise refused_method(
-            vm, "Tensor.backward", "the gradient goes on outside of the function", "call backward there"
+        raise vm.unsupported(
+            "the gradient goes on outside of the function", "tensor_method", "call backward there", "Tensor.backward"
         )
     hooked = hooks_of(vm, place)
     if hooked is not None:
-        raise refused_method(vm, "Tensor.backward", hooked, "call backward outside the function")
+        raise vm.unsupported(hooked, "tensor_method", "call backward outside the function", "Tensor.backward")
     attributes = outside_attributes(vm, tensor)
     before = attributes.get("grad")
     if before is None:
@@ -280,7 +282,9 @@ def _grad(
     _refuse_outer_graph(vm, ends, starts, "torch.autograd.grad")
     for place in (vm.world.inputs.place(tensor) for tensor in starts):
         if place is not None and (hooked := hooks_of(vm, place)) is not None:
-            raise refused_method(vm, "torch.autograd.grad", hooked, "compile what is called outside of the hook")
+            raise vm.unsupported(
+                hooked, "tensor_method", "compile what is called outside of the hook", "torch.autograd.grad"
+            )
     gradients = run_engine(vm, ends, grad_outputs, starts, (keep, create, unused, False))
     if not unused and any(gradient is None for gradient in gradients):
         raise RuntimeError(
@@ -305,7 +309,9 @@ def _refuse_outer_graph(vm: Machine, outputs: Sequence[Any], inputs: Sequence[An
     if others and any(place is not None for place in asked):
         for node in behind(outputs):
             if any(id(getattr(other, "variable", None)) in others for other, _ in node.next_functions):
-                raise refused_method(vm, operation, "the gradient goes on outside of the function", "compile that, too")
+                raise vm.unsupported(
+                    "the gradient goes on outside of the function", "tensor_method", "compile that, too", operation
+                )
 
 
 @intercept(forward_ad.make_dual)
