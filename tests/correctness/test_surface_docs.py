@@ -1,10 +1,12 @@
-"""docs/breaks-and-recompilations.md shows what its programs really print."""
+"""Pages of the documentation show what their programs really print, and programs that run."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import re
+import subprocess
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +18,14 @@ import torch._dynamo
 import bolide
 from bolide.dynamo.config import DynamoConfig
 from bolide.functorch.config import FunctorchConfig
+from bolide.inductor.codegen.target import host_target
 from bolide.support import log
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "breaks-and-recompilations.md"
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: Path = PAGE) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def masked(line: str) -> str:
@@ -66,3 +69,22 @@ def test_every_public_name_of_torchs_is_here_or_listed() -> None:
         assert missing <= listed, missing - listed
         present = {f"{module.__name__}.{name}" for name in names} & listed
         assert not present, f"{present} are there"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python in a process of its own: numbers in names begin anew, and nothing registered there stays."""
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=PAGE.parent.parent)
+
+
+def test_what_the_page_on_changes_shows_works() -> None:
+    text = "\n".join(blocks("python", PAGE.parent / "how-to.md"))
+    done = run("-c", text)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_life_of_a_function_is_what_bolide_does() -> None:
+    """On the versions and the kind of machine that the page names; on others, that the script runs."""
+    script = str(PAGE.parent / "examples" / "life_of_a_function.py")
+    named = sys.version_info[:2] == (3, 11) and torch.__version__.startswith("2.13") and host_target().name == "avx512"
+    done = run(script, "--check" if named else "--print")
+    assert done.returncode == 0, done.stdout + done.stderr
