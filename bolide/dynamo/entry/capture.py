@@ -108,25 +108,35 @@ def _capture_from(first: _Attempt, attempt: Callable[[], _Attempt], breaks: bool
     learnt = first.symbols.history.learnt
     notices, loops, apart = Notices(learnt.warned), set(learnt.loops), len(learnt.apart)
     found = _unless_unsupported(first, notices, None, None)
-    if isinstance(found, Unsupported) and len(learnt.apart) > apart:
-        try:
-            raise found
-        finally:
-            first.machine.forget()
-            del found, first, attempt  # its traceback leads to this frame: no cycle may keep the program's values alive
-    if loops != first.symbols.history.learnt.loops:  # one that was unrolled ends the segment at its first item
+    again = isinstance(found, Unsupported) and len(learnt.apart) > apart
+    if not again and loops != learnt.loops:  # one that was unrolled ends the segment at its first item
         first.machine.forget()
         first = attempt()
         found = _unless_unsupported(first, notices, None, None)
     if isinstance(found, Captured):
         _show(notices, None)
         return found
-    if isinstance(found, NeedsNumbers):
-        try:
-            raise found
-        finally:
+    if not again and not isinstance(found, NeedsNumbers):
+        found = _up_to_break(first, attempt, breaks, notices, found, begin)
+        if isinstance(found, Captured):
             first.machine.forget()
-            del found, first, attempt  # its traceback leads to this frame: no cycle may keep the program's values alive
+            return found
+    try:
+        raise found
+    finally:
+        first.machine.forget()
+        del found, first, attempt  # its traceback leads to this frame: no cycle may keep the program's values alive
+
+
+def _up_to_break(
+    first: _Attempt,
+    attempt: Callable[[], _Attempt],
+    breaks: bool,
+    notices: Notices,
+    found: Unsupported,
+    begin: float,
+) -> Captured | Unsupported:
+    """The segment that ends in front of what the `first` attempt has `found`; or the error that is to be raised."""
     if found.kind == "bug" and not config.suppress_errors:
         raise CompileError("capture", first.code.co_name, found.__cause__ or found)
     first.symbols.check()
@@ -143,16 +153,10 @@ def _capture_from(first: _Attempt, attempt: Callable[[], _Attempt], breaks: bool
             captured = _unless_unsupported(attempt(), notices, stop, ending)
             if isinstance(captured, Captured):
                 _show(notices, stop)
-                first.machine.forget()
-                del found  # as above
                 return captured
             del captured  # the state there cannot be rebuilt: earlier
     _show(notices, None)
-    try:
-        raise found
-    finally:
-        first.machine.forget()
-        del found, first, attempt  # as above
+    return found
 
 
 def _show(notices: Notices, stop: int | None) -> None:
