@@ -31,7 +31,7 @@ from bolide.dynamo.entry.replay import Runner
 from bolide.dynamo.guards.filters import GuardFailed, GuardFilter
 from bolide.dynamo.machine.calls import intercept
 from bolide.dynamo.program.captured import Captured
-from bolide.dynamo.state import own_mark, state
+from bolide.dynamo.state import original_of, state
 from bolide.dynamo.torch_calls.state import nested_compile
 from bolide.functorch import GraphCompiler
 from bolide.support import events
@@ -209,22 +209,20 @@ def _settings(fullgraph: Any, dynamic: Any, backend: Any, mode: Any, options: An
             f"options must be a dict of bolide.inductor.config names and values, not {type(options).__name__}"
         )
     chosen = dict(options or MODES[mode or "default"])
-    guard_filter = chosen.pop("guard_filter_fn", None)
-    if guard_filter is not None and not callable(guard_filter):
-        raise TypeError(f"guard_filter_fn must be a function, not {guard_filter!r}")
-    guard_fail = chosen.pop("guard_fail_fn", None)
-    if guard_fail is not None and not callable(guard_fail):
-        raise TypeError(f"guard_fail_fn must be a function, not {guard_fail!r}")
+    hooks = {name: chosen.pop(name, None) for name in ("guard_filter_fn", "guard_fail_fn")}
+    for name, hook in hooks.items():
+        if hook is not None and not callable(hook):
+            raise TypeError(f"{name} must be a function, not {hook!r}")
     if not isinstance(compiler, TraceBackend):
         given = {"mode": mode if mode != "default" else None, "options": chosen if options and chosen else None}
         passed = tuple((k, v) for k, v in given.items() if v is not None)
-        return Settings(fullgraph, dynamic, compiler, passed, guard_filter, guard_fail)
+        return Settings(fullgraph, dynamic, compiler, passed, *hooks.values())
     known = inductor.config.shallow_copy_dict()
     for name in chosen:
         if name not in known:
             raise ValueError(unknown_name("option", name, known))
     inductor.config.patch(chosen)
-    return Settings(fullgraph, dynamic, compiler, tuple(chosen.items()), guard_filter, guard_fail)
+    return Settings(fullgraph, dynamic, compiler, tuple(chosen.items()), *hooks.values())
 
 
 def _compile(model: object, settings: Settings, disable: bool) -> Any:
@@ -249,9 +247,7 @@ def _compile(model: object, settings: Settings, disable: bool) -> Any:
         return types.MethodType(_compile(model.__func__, settings, False), model.__self__)
     if not isinstance(model, types.FunctionType):
         return functools.update_wrapper(functools.partial(_of_target(model, settings), model), model)
-    compiled = own_mark(model, "_bolide")
-    if compiled is not None:
-        model = compiled.original
+    model = original_of(model)
     code = model.__code__
     if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         return _refuse(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bolide.compiling import compile as compile_function
-from bolide.dynamo.state import own_mark
+from bolide.dynamo.state import original_of
 from bolide.inductor import CompiledGraph
 from bolide.inductor.ir.printer import kernel_text
 from bolide.inductor.plan import Call, Launch
@@ -457,8 +457,7 @@ def explain(fn: Callable[..., Any], *, backward: bool = True, **options: Any) ->
     """
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
-        compiled = own_mark(fn, "_bolide")
-        original = fn if compiled is None else compiled.original
+        original = original_of(fn)
         name = getattr(original, "__qualname__", type(original).__qualname__)
         collector = Collector(name)
         with collector.listening():

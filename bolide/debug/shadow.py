@@ -37,7 +37,7 @@ from bolide.debug.reference import (
     writes,
 )
 from bolide.dynamo.entry.module import CompiledModule
-from bolide.dynamo.state import own_mark
+from bolide.dynamo.state import original_of
 from bolide.dynamo.switches import set_stance
 from bolide.functorch import GraphInfo
 from bolide.inductor import CompiledGraph
@@ -277,8 +277,7 @@ class Shadow:
             return self._everything(watch)
         if isinstance(fn, CompiledModule):
             fn = fn._orig_mod
-        mark = own_mark(fn, "_bolide")
-        original = fn if mark is None else mark.original
+        original = original_of(fn)
         name = getattr(original, "__qualname__", type(original).__qualname__)
         compiled = compile_function(original, backend=watch.backend(lambda: name), **compile_options)
         shadowed = Shadowed(original, compiled, watch, name)

@@ -44,6 +44,12 @@ def is_exporting() -> bool:
     return state.exporting
 
 
+def original_of(function: Any) -> Any:
+    """The function that a compiled one was made from; any other is its own."""
+    compiled = own_mark(function, "_bolide")
+    return function if compiled is None else compiled.original
+
+
 def own_mark(function: object, name: str) -> Any:
     """The attribute `name` that a function was marked with, None without it; a mark that `functools.wraps` has copied
     from the function inside does not count.

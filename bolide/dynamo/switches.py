@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from bolide.dynamo.backends import CompilerFn, lookup_backend
-from bolide.dynamo.state import own_mark, state
+from bolide.dynamo.state import original_of, own_mark, state
 from bolide.support.errors import unknown_name
 
 
@@ -45,8 +45,7 @@ class disable:
         if isinstance(fn, nn.Module):
             fn.forward = self(fn.forward)
             return fn
-        compiled = own_mark(fn, "_bolide")
-        called = fn if compiled is None else compiled.original
+        called = original_of(fn)
 
         @functools.wraps(called)
         def eager(*args: object, **kwargs: object) -> Any:

@@ -15,7 +15,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -51,6 +51,8 @@ from bolide.support.profiling import profiled
 from bolide.tracing import modes
 from bolide.tracing.called.derivatives import Underivable
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Backend = Callable[[Captured], Runner]
 
 _log = log.logger("dynamo")
@@ -159,13 +161,12 @@ class Versions(ABC):
         """For a call that entry `number` does not fit: the function that goes on in the entry that does, which is tried
         first from now on, and what its check has found. None if no other entry fits.
         """
-        found: tuple[Callable[..., object], list[object]] | None = self._asked(self._other, number, values)
-        return found
+        return self._asked(self._other, number, values)
 
-    def _asked(self, question: Callable[..., object], *about: object) -> Any:
+    def _asked(self, question: Callable[P, T], *about: P.args, **named: P.kwargs) -> T | None:
         """What `question`, which runs nothing of the program's, answers. None where it fails: eager takes over."""
         try:
-            return question(*about)
+            return question(*about, **named)
         except Exception as error:
             self._not_compiled(error)
             return None

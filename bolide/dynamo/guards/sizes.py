@@ -332,15 +332,7 @@ class Symbols:
 
     def of_int(self, source: Source, value: int, name: str) -> int | torch.SymInt:
         """An integer from outside: a symbol if it changes, else itself."""
-        self.met[source] = (value,)
-        history = self.history
-        old = [values and values[0] for values in history.past(source, 1)]
-        if config.specialize_int or history.dynamic is False or history.is_fixed((source, None), value):
-            self._stays(source, value, old, "specialize_int is on" if config.specialize_int else self._why_none())
-            return value
-        if not self._changes(value, old, _is_argument(source)):
-            return value
-        return self.integer(source, value, name)
+        return self.integer(source, value, name) if self._changes_number(source, value, "specialize_int") else value
 
     def integer(self, source: Source, value: int, name: str, marked: bool = False) -> torch.SymInt:
         """The symbol for an integer of any value."""
@@ -349,10 +341,15 @@ class Symbols:
 
     def changes_float(self, source: Source, value: float) -> bool:
         """Whether a float from outside becomes a number of the graph."""
+        return self._changes_number(source, value, "specialize_float")
+
+    def _changes_number(self, source: Source, value: float, option: str) -> bool:
+        """Whether a number from outside is a symbol, unless this option is on."""
         self.met[source] = (value,)
         old = [values and values[0] for values in self.history.past(source, 1)]
-        if config.specialize_float or self.history.dynamic is False or self.history.is_fixed((source, None), value):
-            self._stays(source, value, old, "specialize_float is on" if config.specialize_float else self._why_none())
+        fixed = getattr(config, option)
+        if fixed or self.history.dynamic is False or self.history.is_fixed((source, None), value):
+            self._stays(source, value, old, f"{option} is on" if fixed else self._why_none())
             return False
         return self._changes(value, old, _is_argument(source))
 

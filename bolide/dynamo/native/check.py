@@ -15,7 +15,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.guards import texts as guard_module
 from bolide.dynamo.guards.held import Held
 from bolide.dynamo.native import native, pins
-from bolide.dynamo.native.layout import layout
+from bolide.dynamo.native.layout import Layout, layout
 from bolide.dynamo.native.notes import Habits
 from bolide.dynamo.native.proof import proved, underway
 from bolide.dynamo.program.captured import Guard, Source
@@ -120,10 +120,11 @@ class Check:
         readable check stays where the native one does not prove itself."""
         if underway():
             return
-        if proved(readable) is None:
+        known = proved(readable)
+        if known is None:
             self.install(self.readable)
             return
-        now = self._record(values)
+        now = self._record(known, values)
         gone = self._forget_dead()
         before = next((record for record in self.records if record.roots == now.roots), None)
         fresh = {source for record in gone for source in now.roots if source in record.roots}
@@ -139,16 +140,14 @@ class Check:
         for kind, source in changes:
             getattr(self.habits, kind).add(source)
         if changes:
-            now = self._record(values)
+            now = self._record(known, values)
         if self.unsettled > MOST_RECORDINGS:
             self.records = []
             self.install(self.readable)
             return
         self.records = [now, *(record for record in self.records if record.roots != now.roots)][:MOST_PROGRAMS]
-        found = layout()
-        assert found is not None
         programs = [record.program for record in self.records]
-        self.install(native.make_check(found, len(self.names), programs, self.slow))
+        self.install(native.make_check(known, len(self.names), programs, self.slow))
 
     def _forget_dead(self) -> list[pins.Record]:
         """Drop the records whose objects are gone, and answer them."""
@@ -156,11 +155,9 @@ class Check:
         self.records = [record for record in self.records if not record.is_gone()]
         return gone
 
-    def _record(self, values: Sequence[object]) -> pins.Record:
-        found = layout()
-        assert found is not None
+    def _record(self, known: Layout, values: Sequence[object]) -> pins.Record:
         return pins.record(
-            found, self.names, self.containers, values, self.guards, self.wanted, self.habits, self._rest
+            known, self.names, self.containers, values, self.guards, self.wanted, self.habits, self._rest
         )
 
     def _rest(self, guards: Sequence[Guard], wanted: Sequence[Source]) -> native.Form:

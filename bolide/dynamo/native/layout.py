@@ -192,13 +192,6 @@ def _confirm_containers() -> None:
     _require(word(id(method) + METHOD_FUNCTION) == id(_require), "__func__")
 
 
-def _store_often(owner: Any, values: Sequence[object], seen: Callable[[], None]) -> None:
-    """Assign an attribute often enough for the interpreter to specialise the instruction."""
-    for value in values:
-        owner.a = value
-        seen()
-
-
 def _confirm_dicts() -> None:
     """The version has to change with every change, by whatever way it is made."""
     versions: list[int] = []
@@ -244,7 +237,9 @@ def _instances_have_versions() -> bool:
     def seen() -> None:
         versions.append(word(id(namespace) + DICT_VERSION))
 
-    _store_often(owner, [object() for _ in range(64)], seen)
+    for value in [object() for _ in range(64)]:  # often enough for the interpreter to specialise the instruction
+        owner.a = value
+        seen()
     for change in (lambda: setattr(owner, "c", 1), lambda: delattr(owner, "c"), lambda: namespace.update(a=3)):
         change()
         seen()

@@ -465,20 +465,24 @@ class Recorder(Notes):
         operands: list[int] = []
         tensors = []
         for source in sources:
-            slot = self.slots.get(source, -1)
-            tensors.append(self.slot_values[slot] if slot >= 0 else self.value(source))
-            operands += (slot, id(tensors[-1]))
+            slot, tensor = self._checked_tensor(source)
+            tensors.append(tensor)
+            operands += (slot, id(tensor))
         if not guard_module.disjoint(tensors):
             raise Loose
         self.tail += (ops.APART, 1 << (2 * len(sources)).bit_length(), len(sources), *operands)
+
+    def _checked_tensor(self, source: Source) -> tuple[int, torch.Tensor]:
+        """The slot, or -1, of a tensor that has a guard of its own, and the tensor."""
+        slot = self.slots.get(source, -1)
+        return slot, self.slot_values[slot] if slot >= 0 else self.value(source)
 
     def _check_data(self, source: Source | None, expected: str) -> None:
         """What is in a tensor that has a guard of its own."""
         if source not in self.checked:
             raise Loose
         assert source is not None
-        slot = self.slots.get(source, -1)
-        tensor = self.slot_values[slot] if slot >= 0 else self.value(source)
+        slot, tensor = self._checked_tensor(source)
         kept = tensor.clone()
         if not tensor.is_contiguous() or guard_module.numbers(kept) != expected:
             raise Loose
