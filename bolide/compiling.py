@@ -28,7 +28,7 @@ from bolide.dynamo.entry import module as modules
 from bolide.dynamo.entry.capture import capture, capture_rest
 from bolide.dynamo.entry.dispatch import Dispatcher
 from bolide.dynamo.entry.replay import Runner
-from bolide.dynamo.guards.filters import GuardFailed, GuardFilter
+from bolide.dynamo.entry.versions import Wishes
 from bolide.dynamo.machine.calls import intercept
 from bolide.dynamo.program.captured import Captured
 from bolide.dynamo.state import original_of, state
@@ -50,12 +50,9 @@ MODES: dict[str, dict[str, object]] = {
 class Settings:
     """The arguments of `compile`, checked."""
 
-    fullgraph: bool
-    dynamic: bool | None
+    wishes: Wishes
     backend: CompilerFn
     options: tuple[tuple[str, Any], ...]
-    guard_filter: GuardFilter | None = None
-    guard_fail: GuardFailed | None = None
 
 
 # ---- backends --------------------------------------------------------------------------------------------------------
@@ -213,16 +210,17 @@ def _settings(fullgraph: Any, dynamic: Any, backend: Any, mode: Any, options: An
     for name, hook in hooks.items():
         if hook is not None and not callable(hook):
             raise TypeError(f"{name} must be a function, not {hook!r}")
+    wishes = Wishes(fullgraph, dynamic, *hooks.values())
     if not isinstance(compiler, TraceBackend):
         given = {"mode": mode if mode != "default" else None, "options": chosen if options and chosen else None}
         passed = tuple((k, v) for k, v in given.items() if v is not None)
-        return Settings(fullgraph, dynamic, compiler, passed, *hooks.values())
+        return Settings(wishes, compiler, passed)
     known = inductor.config.shallow_copy_dict()
     for name in chosen:
         if name not in known:
             raise ValueError(unknown_name("option", name, known))
     inductor.config.patch(chosen)
-    return Settings(fullgraph, dynamic, compiler, tuple(chosen.items()), *hooks.values())
+    return Settings(wishes, compiler, tuple(chosen.items()))
 
 
 def _compile(model: object, settings: Settings, disable: bool) -> Any:
@@ -310,7 +308,7 @@ def _dispatcher(
     parameters: Sequence[str] = (),
 ) -> Dispatcher:
     backend = functools.partial(_run_backend, settings, parameters)
-    manner: dict[str, Any] = {"breaks": not settings.fullgraph, "record_calls": _takes_calls(settings.backend)}
+    manner: dict[str, Any] = {"breaks": not settings.wishes.fullgraph, "record_calls": _takes_calls(settings.backend)}
     return Dispatcher(
         original,
         functools.partial(capture, **manner),
@@ -319,10 +317,7 @@ def _dispatcher(
         name=name,
         key=key,
         place=place,
-        fullgraph=settings.fullgraph,
-        dynamic=settings.dynamic,
-        guard_filter=settings.guard_filter,
-        guard_fail=settings.guard_fail,
+        wishes=settings.wishes,
     )
 
 
@@ -331,7 +326,7 @@ def _refuse(model: Any, settings: Settings, reason: str, remedy: str) -> Any:
     code = getattr(model, "__code__", None)
     where = UserFrame(code.co_filename, code.co_firstlineno, model.__qualname__) if code else None
     error = Unsupported(reason, where, remedy, kind="generator" if code else "native_call")
-    if settings.fullgraph:
+    if settings.wishes.fullgraph:
         raise error
     name = getattr(model, "__qualname__", type(model).__qualname__)
     if events.subscribers:

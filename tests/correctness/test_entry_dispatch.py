@@ -15,6 +15,7 @@ import torch
 import bolide
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.dispatch import Dispatcher
+from bolide.dynamo.entry.versions import Wishes
 from bolide.dynamo.guards import texts as guards
 from bolide.dynamo.program.captured import Captured, Effect, Guard, Recipe, Source
 from bolide.support import events
@@ -199,7 +200,7 @@ def failing(error: Exception, fullgraph: bool = False) -> Any:
     def capture(fn: Any, args: Any, kwargs: Any, history: Any) -> Any:
         raise error
 
-    return Dispatcher(lambda x: x / 2, capture, Doubler().backend, name="f", fullgraph=fullgraph)
+    return Dispatcher(lambda x: x / 2, capture, Doubler().backend, name="f", wishes=Wishes(fullgraph))
 
 
 def test_what_cannot_be_captured_runs_in_eager_with_one_warning_and_is_given_up() -> None:

@@ -24,8 +24,7 @@ from bolide.dynamo.bytecode.uniform import UNIFORM
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.capture import capture_rest
 from bolide.dynamo.entry.replay import Entry
-from bolide.dynamo.entry.versions import Backend, OtherParameters, Versions, not_raised
-from bolide.dynamo.guards.filters import GuardFailed, GuardFilter
+from bolide.dynamo.entry.versions import Backend, OtherParameters, Versions, Wishes, not_raised
 from bolide.dynamo.guards.sizes import SizeHistory
 from bolide.dynamo.machine.faults import comes_from_outside
 from bolide.dynamo.program.captured import Captured
@@ -77,10 +76,7 @@ class Dispatcher(Versions):
         name: str = "",
         key: object = None,
         place: types.CodeType | None = None,
-        fullgraph: bool = False,
-        dynamic: bool | None = None,
-        guard_filter: GuardFilter | None = None,
-        guard_fail: GuardFailed | None = None,
+        wishes: Wishes | None = None,
     ) -> None:
         self.original = original
         self.capture, self.rest = capture, rest
@@ -94,10 +90,7 @@ class Dispatcher(Versions):
             UserFrame(code.co_filename, code.co_firstlineno, name),
             signature,
             backend,
-            fullgraph,
-            dynamic,
-            guard_filter,
-            guard_fail,
+            wishes or Wishes(),
         )
 
     def _public(self, name: str, signature: Signature) -> types.FunctionType:
@@ -386,10 +379,7 @@ class Point(Versions):
             where[-1] if where else root.place,
             Signature(names, joined, joined),
             root.backend,
-            root.fullgraph,
-            root.dynamic,
-            root.guard_filter,
-            root.guard_fail,
+            root.wishes,
         )
 
     def reset(self) -> None:

@@ -15,6 +15,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -81,6 +82,17 @@ class _Unfit(Exception):
     """The entry made for a call does not fit that call."""
 
 
+@dataclass(frozen=True)
+class Wishes:
+    """What a user asked for. `fullgraph`: what cannot be captured is an error; `dynamic`: see `SizeHistory`;
+    `guard_filter` chooses the guards that are kept; `guard_fail` is told which one did not hold."""
+
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    guard_filter: GuardFilter | None = None
+    guard_fail: GuardFailed | None = None
+
+
 _PATIENCE = 4  # calls that are made again in eager before data are no symbols any more
 
 
@@ -103,14 +115,10 @@ class Versions(ABC):
         place: UserFrame,
         signature: Signature,
         backend: Backend,
-        fullgraph: bool,
-        dynamic: bool | None,
-        guard_filter: GuardFilter | None = None,
-        guard_fail: GuardFailed | None = None,
+        wishes: Wishes,
     ) -> None:
         self.name, self.key, self.place, self.signature = name, key, place, signature
-        self.backend, self.fullgraph = backend, fullgraph
-        self.dynamic, self.guard_filter, self.guard_fail = dynamic, guard_filter, guard_fail
+        self.backend, self.wishes = backend, wishes
         self.reset()
         with tables:
             _all.add(self)
@@ -119,7 +127,7 @@ class Versions(ABC):
         """Drop every entry and every failure."""
         self.entries: tuple[Entry, ...] = ()
         self.order: tuple[Entry, ...] = ()
-        self.sizes = SizeHistory(self.name, self.dynamic, place=self.place)
+        self.sizes = SizeHistory(self.name, self.wishes.dynamic, place=self.place)
         self.given_up = False
         self.called = False  # with the stance eager_then_compile
         self.misfit: str | None = None
@@ -234,7 +242,7 @@ class Versions(ABC):
         """Account for what kept a call from being compiled, or raise it, if that is not for eager to settle. Returns
         what eager is expected to do, as `failed`."""
         if isinstance(error, Unsupported):
-            if (self.fullgraph or error.final) and error.about.scope != "user":
+            if (self.wishes.fullgraph or error.final) and error.about.scope != "user":
                 raise error
             return self.failed(error)
         if isinstance(error, (BolideError, NestedTrace, OtherParameters)) and not isinstance(error, CompileError):
@@ -338,8 +346,8 @@ class Versions(ABC):
             actual,
             guard.where,
         )
-        if self.guard_fail is not None:
-            self.guard_fail(GuardFail(f"expected {wanted}, found {actual}", self.key))  # type: ignore[arg-type]
+        if self.wishes.guard_fail is not None:
+            self.wishes.guard_fail(GuardFail(f"expected {wanted}, found {actual}", self.key))  # type: ignore[arg-type]
         if events.subscribers:
             place = guard.where or self.place
             events.emit(events.GuardFailed(self.name, index, wanted, wanted, actual, place, remedy(guard, tensor)))
@@ -480,7 +488,7 @@ class Versions(ABC):
         self.sizes.fix(specialised(captured))
         known = [*captured.guards, *shape_guards(captured)]
         checks = guards.prepare(known, surroundings)  # backward code of the user's was read meanwhile, too
-        checks = select(checks, self.guard_filter)
+        checks = select(checks, self.wishes.guard_filter)
         number = len(self.entries)
         entry = make_entry(self.signature, captured, checks, run, number, self.others, self.miss, self.again)
         seconds = time.perf_counter() - start
@@ -525,7 +533,7 @@ class Versions(ABC):
         self._asked(self._lose_patience)
         result = self.eager(args, kwargs)
         if fault is not None:
-            if self.fullgraph or not config.suppress_errors:
+            if self.wishes.fullgraph or not config.suppress_errors:
                 raise fault
             reason = f"the compiled graph raised what eager does not: {type(fault).__name__}: {fault}"
             self.warn(Unsupported(reason, kind="bug"))
@@ -543,7 +551,7 @@ class Versions(ABC):
         """A fault of bolide's, or of a backend's: it is told of, and eager takes over. Raises it if errors are not
         suppressed.
         """
-        if self.fullgraph or not config.suppress_errors:
+        if self.wishes.fullgraph or not config.suppress_errors:
             raise error
         if events.subscribers:
             events.emit(events.Fallback(self.name, str(error), "bug", None, None, error))
