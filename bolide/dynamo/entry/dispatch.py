@@ -12,7 +12,7 @@ import functools
 import time
 import types
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -44,18 +44,8 @@ _LEFT_ALONE = torch._C._dynamo.eval_frame._FrameExecStrategy(_skip, _skip)
 _set_strategy = torch._C._dynamo.eval_frame.set_code_exec_strategy
 
 
-class Capture(Protocol):
-    """`dynamo.capture.capture`."""
-
-    def __call__(
-        self, fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], history: SizeHistory, /
-    ) -> Captured: ...
-
-
-class CaptureRest(Protocol):
-    """`dynamo.capture.capture_rest`."""
-
-    def __call__(self, shape: Shape, values: tuple[object, ...], history: SizeHistory, /) -> Captured: ...
+Capture = Callable[[types.FunctionType, tuple[object, ...], dict[str, object], SizeHistory], Captured]
+CaptureRest = Callable[[Shape, tuple[object, ...], SizeHistory], Captured]
 
 
 class Dispatcher(Versions):
