@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from python_programs import PRELUDE, Writer
 from test_capture_programs import alike, arguments, namespace_of, outcome
+from writers.python_programs import PRELUDE, Writer
 
 import bolide
 from bolide.dynamo.config import config

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 import torch
-from python_programs import PRELUDE, Writer
+from writers.python_programs import PRELUDE, Writer
 
 import bolide
 from bolide.dynamo.config import config

@@ -12,7 +12,7 @@ import torch
 import bolide
 from bolide.support.errors import Unsupported
 from tests.functorch_tools import Compiled, assert_same, flat, fresh, same_objects
-from tests.fuzz.choices import Choices
+from tests.fuzz.writers.choices import Choices
 
 PROGRAMS = 40
 WHOLE = 12  # compiled with the default backend

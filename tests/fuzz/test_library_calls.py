@@ -36,7 +36,7 @@ import pytest
 import bolide
 from bolide.support.errors import BolideWarning
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "correctness"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "correctness" / "python"))
 import test_library_coverage as coverage
 from library_programs import VALUES
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import bolide
-from tests.fuzz.choices import Choices
+from tests.fuzz.writers.choices import Choices
 from tests.schedule_tools import assert_same, compiled
 
 Tensors = list[torch.Tensor]

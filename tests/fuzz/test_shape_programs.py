@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from shape_programs import GLOBALS, Style, Writer
 from told import Told, strides
+from writers.shape_programs import GLOBALS, Style, Writer
 
 import bolide
 from bolide.dynamo.config import config

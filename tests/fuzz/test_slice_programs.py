@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 import torch
-from slice_programs import GLOBALS, Writer
 from told import strides
+from writers.slice_programs import GLOBALS, Writer
 
 import bolide
 from bolide.dynamo.config import config

@@ -2,7 +2,7 @@
 
 Coefficients are float32 minimax fits printed by ``tools/minimax.py``. The bounds in the docstrings are largest errors
 in units in the last place (ulp) against float64, over all inputs with a finite result;
-``tests/correctness/test_codegen_math.py`` sweeps them.
+``tests/correctness/kernels/test_codegen_math.py`` sweeps them.
 Every function takes and gives values of scalar type ``float`` with any number of lanes.
 """
 

@@ -116,7 +116,7 @@ def test_trace_is_lines_of_json(tmp_path: Path) -> None:
 def test_environment_variables(tmp_path: Path) -> None:
     script = "import torch, bolide; bolide.compile(lambda x: x + 1)(torch.ones(3))"
     env = {"BOLIDE_LOGS": "graph_code", "BOLIDE_TRACE": str(tmp_path / "t.jsonl"), "PATH": ""}
-    root = Path(__file__).resolve().parent.parent.parent
+    root = Path(__file__).resolve().parents[3]
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, cwd=root, check=True)
     assert "aten.add" in done.stderr
     assert "Installed" in (tmp_path / "t.jsonl").read_text()

@@ -3,7 +3,8 @@
 Each program runs with its values made inside, passed as arguments, and read from globals. Results (with the identities
 among results and outside values), exceptions, and what the outside values are afterwards must agree.
 
-`python tests/correctness/test_library_coverage.py [--write] [TOPIC …]` prints what is not captured, or writes the page.
+`python tests/correctness/python/test_library_coverage.py [--write] [TOPIC …]` prints what is not captured, or writes
+the page.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from bolide.support.errors import BolideWarning, Unsupported
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from library_programs import OTHERS, PRELUDE, PROGRAMS, VALUES
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "python-coverage.md"
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "python-coverage.md"
 PLACES = ("made inside", "argument", "global")
 
 
@@ -274,8 +275,8 @@ def page(verdicts: dict[tuple[str, str, str], str]) -> str:
     lines = [
         "# What of Python is captured",
         "",
-        "Written by `python tests/correctness/test_library_coverage.py --write`; a test keeps it true. Each row is one",
-        "or more small programs (`tests/correctness/library_programs.py`) compared with CPython: results, identities,",
+        "Written by `python tests/correctness/python/test_library_coverage.py --write`; a test keeps it true. Each row",
+        "is one or more small programs (`library_programs.py` beside it) compared with CPython: results, identities,",
         "exceptions and effects, with the values they use made inside, passed as arguments, or read from globals.",
         "A row that is not captured says why; there the compiled function breaks, or runs as eager does.",
         "",

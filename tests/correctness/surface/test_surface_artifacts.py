@@ -39,7 +39,7 @@ if not given:
 
 def test_another_process_generates_nothing_that_it_is_given(tmp_path: Path) -> None:
     path = tmp_path / "artifacts"
-    root = Path(__file__).resolve().parent.parent.parent
+    root = Path(__file__).resolve().parents[3]
     told = []
     for given in ("", "given"):
         command = [sys.executable, "-c", PROGRAM, str(path), given]

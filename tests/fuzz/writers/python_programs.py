@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import random
 
-from python_library import PRELUDE as LIBRARY
-from python_statements import PRELUDE as MORE
-from python_statements import Statements
-from python_topics import Library
+from writers.python_library import PRELUDE as LIBRARY
+from writers.python_statements import PRELUDE as MORE
+from writers.python_statements import Statements
+from writers.python_topics import Library
 
 PRELUDE = """
 import torch, functools, itertools, collections, contextlib, sys, operator

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "ir"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "ir"))
 from kernel_tools import acc, both, const, f32, i64, load, loop, op, param, run, store, var
 
 from bolide.inductor.codegen import compile_kernels
@@ -371,7 +371,7 @@ def test_after_fork() -> None:
     """Kernels compiled before a fork run in the child, and the child can compile more."""
     program = f"""
 import os, sys, torch
-sys.path.insert(0, {str(Path(__file__).parents[1] / "ir")!r})
+sys.path.insert(0, {str(Path(__file__).parents[2] / "ir")!r})
 from kernel_tools import *
 torch.set_num_threads(1)
 def kernel(c):

@@ -1,7 +1,7 @@
 """Random programs that read from the world, and random changes of it between calls: the compiled function does what the
 original does, with both forms of the check, and nothing is compiled again for what the program does not read.
 
-``python tests/fuzz/test_guard_mutations.py COUNT SEED`` runs more of them.
+``python tests/fuzz/guards/test_guard_mutations.py COUNT SEED`` runs more of them.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from bolide.functorch.config import FunctorchConfig
 from bolide.inductor.codegen.target import host_target
 from bolide.support import log
 
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "breaks-and-recompilations.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "breaks-and-recompilations.md"
 
 
 def blocks(language: str, page: Path = PAGE) -> list[str]:

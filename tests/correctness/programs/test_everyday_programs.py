@@ -11,8 +11,8 @@ import warnings
 
 import pytest
 
-from tests.correctness import everyday_containers, everyday_functions, everyday_models, everyday_tensors
-from tests.correctness.everyday_prelude import PRELUDE
+from tests.correctness.programs import everyday_containers, everyday_functions, everyday_models, everyday_tensors
+from tests.correctness.programs.everyday_prelude import PRELUDE
 from tests.everyday_tools import Program, Table, matrix
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "ir"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "ir"))
 from lowering_samples import FAMILIES
 from lowering_tools import assert_same, graph_of, has_kernel
 

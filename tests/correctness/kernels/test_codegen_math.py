@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "ir"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "ir"))
 from kernel_tools import f32, load, loop, op, param, run, store, var
 
 from bolide.inductor.codegen.instructions import INSTRUCTIONS

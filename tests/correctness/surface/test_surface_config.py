@@ -28,7 +28,7 @@ from bolide.functorch.passes.cse import merge_equal
 from bolide.support.config import Config, option
 from bolide.tracing.rules import registry
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 ALL_OPTIONS = [*DynamoConfig._options.items(), *FunctorchConfig._options.items()]
 
 

@@ -10,7 +10,7 @@ import zlib
 import pytest
 
 import bolide
-from tests.correctness import ordinary_layers, ordinary_python, ordinary_tensors, ordinary_training
+from tests.correctness.programs import ordinary_layers, ordinary_python, ordinary_tensors, ordinary_training
 from tests.ordinary_tools import PROGRAMS, difference, observed
 
 TABLES = (ordinary_layers, ordinary_python, ordinary_tensors, ordinary_training)
