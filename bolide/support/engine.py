@@ -67,13 +67,6 @@ class _Jits:
         return builder.link(jit, f"bolide{self._room}"), jit
 
 
-def warm_up(cpu: str, features: str) -> None:
-    """Load LLVM and make what every compilation needs."""
-    with compiling:
-        machine(cpu, features)
-        _jits.open()
-
-
 _jits = _Jits()
 
 

@@ -223,10 +223,6 @@ def sequences_equal(left: Any, right: Any) -> Any:
     return True
 
 
-def sequences_unequal(left: Any, right: Any) -> Any:
-    return not sequences_equal(left, right)
-
-
 def dicts_equal(left: Any, right: Any) -> Any:
     if len(left) != len(right):
         return False
@@ -235,10 +231,6 @@ def dicts_equal(left: Any, right: Any) -> Any:
         if other is _NOTHING or not (other is value or other == value):
             return False
     return True
-
-
-def dicts_unequal(left: Any, right: Any) -> Any:
-    return not dicts_equal(left, right)
 
 
 def default_item(owner: Any, key: Any) -> Any:
