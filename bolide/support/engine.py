@@ -50,21 +50,16 @@ class _Jits:
         self._jit: object = None
         self._room = 0
 
-    def open(self) -> Any:
-        """The session for the next library."""
+    def link(self, builder: Any) -> tuple[Any, Any]:
+        """The tracker of a library that is loaded, and its session."""
         import llvmlite.binding as llvm
 
         if not self._room:
             # JITLink lays a module out in one piece; sections placed one by one may end up too far apart for 32-bit
             # addresses.
             self._jit, self._room = llvm.create_lljit_compiler(machine("", ""), use_jit_link=True), _SHARE
-        return self._jit
-
-    def link(self, builder: Any) -> tuple[Any, Any]:
-        """The tracker of a library that is loaded, and its session."""
-        jit = self.open()
         self._room -= 1
-        return builder.link(jit, f"bolide{self._room}"), jit
+        return builder.link(self._jit, f"bolide{self._room}"), self._jit
 
 
 _jits = _Jits()
