@@ -136,10 +136,7 @@ def execute(control: int, program: int, args: int, names: int, temporaries: int)
             case _:
                 return 0
         if not fits:
-            if word(now) < ops.FIRST_OF_MEMORY:
-                call("Py_IncRef", word(control, 1))
-                return word(control, 1)
-            return 0
+            return refused(control, word(now))
         now += size * places.WORD
     rest = word(program, 2)
     if rest != 0:
@@ -151,6 +148,14 @@ def execute(control: int, program: int, args: int, names: int, temporaries: int)
         call("Py_DecRef", rest)
     put(program, 0, word(program) + 1)
     return result
+
+
+def refused(control: int, instruction: int) -> int:
+    """The answer of a program in which an instruction has failed: None where it is about the passed values."""
+    if instruction >= ops.FIRST_OF_MEMORY:
+        return 0
+    call("Py_IncRef", word(control, 1))
+    return word(control, 1)
 
 
 def collect(program: int, slots: int, rest: int) -> int:
