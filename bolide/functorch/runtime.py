@@ -17,7 +17,7 @@ import torch
 
 from bolide.functorch.graphs import Runner
 from bolide.functorch.second import SecondOrder
-from bolide.functorch.signature import ONE_OF_SEVERAL, Output, Write, is_symbolic, with_sizes, with_views
+from bolide.functorch.signature import ONE_OF_SEVERAL, InputWrite, Output, is_symbolic, with_sizes, with_views
 from bolide.functorch.transformed import Tangents, is_transformed, through
 from bolide.functorch.underived import raising
 from bolide.support.errors import WrongResult
@@ -78,7 +78,7 @@ def writing_unseen(run: Runner, written: Sequence[int]) -> Runner:
 def assembling(
     run: Runner,
     outputs: Sequence[Output],
-    writes: Sequence[Write],
+    writes: Sequence[InputWrite],
     constants: dict[str, torch.Tensor],
     symbols: Sequence[str] = (),
     numbers: Mapping[str, int] | None = None,

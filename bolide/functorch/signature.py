@@ -60,7 +60,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class InputWrite:
     """An input that the program writes to. With `result`, the write is part of the history: autograd has to see it, so
     the graph only computes that result. `counted`: autograd's version counter sees it.
     """
@@ -79,7 +79,7 @@ class Signature:
 
     outputs: tuple[Output, ...]
     results: tuple[Result, ...]
-    writes: tuple[Write, ...]
+    writes: tuple[InputWrite, ...]
     numbers: tuple[fx.Node, ...] = ()
 
     @property
@@ -106,11 +106,11 @@ def is_symbolic(value: object) -> bool:
 def describe(trace: Trace, outputs: Sequence[TracedTensor]) -> Signature:
     """Sorts the outputs and the writes of a finished trace."""
     results: list[Result] = []
-    writes: list[Write] = []
+    writes: list[InputWrite] = []
     for index in trace.mutated_inputs():
         tensor = trace.inputs[index]
         with_history = _has_new_history(tensor, trace.leaves[index])
-        writes.append(Write(index, len(results) if with_history else None, tensor.group.counted))
+        writes.append(InputWrite(index, len(results) if with_history else None, tensor.group.counted))
         if with_history:
             results.append(Result(tensor.node, tensor.meta, tensor))
     families: dict[int, list[TracedTensor]] = {}

@@ -64,7 +64,7 @@ def normal(seed: int, counter: int, count: int) -> Floats:
     return numbers
 
 
-class Slot(threading.local):
+class GeneratorSlot(threading.local):
     """Where a graph finds a generator of the user's: it is put there before the graph runs, in the thread that runs
     it."""
 

@@ -1,7 +1,7 @@
 """How each instruction of CPython 3.10 to 3.13 is written in the uniform form.
 
 A *form* takes an instruction of some versions to a list of (operation, argument) pairs. Instructions without a form
-keep their name and plain argument. Where an argument is a place in the code it is a `Target` until all instructions
+keep their name and plain argument. Where an argument is a place in the code it is a `JumpTarget` until all instructions
 have indices.
 """
 
@@ -32,7 +32,7 @@ class Raw(NamedTuple):
     after: int
 
 
-class Target(NamedTuple):
+class JumpTarget(NamedTuple):
     """The instruction `skip` uniform instructions after the one that stood at byte `offset`."""
 
     offset: int
@@ -116,12 +116,12 @@ def destination(raw: Raw) -> int:
 @_form("JUMP_FORWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD")
 @_form("JUMP_BACKWARD_NO_INTERRUPT", since=(3, 12))
 def _jump(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("JUMP", Target(destination(raw)))]
+    return [("JUMP", JumpTarget(destination(raw)))]
 
 
 @_form("JUMP_BACKWARD_NO_INTERRUPT", until=(3, 11))
 def _jump_of_yield_from(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("JUMP", Target(destination(raw))), ("END_SEND", None)]  # closes the loop of SEND, as in 3.12
+    return [("JUMP", JumpTarget(destination(raw))), ("END_SEND", None)]  # closes the loop of SEND, as in 3.12
 
 
 _CONDITIONS = ("IF_TRUE", "IF_FALSE", "IF_NONE", "IF_NOT_NONE")
@@ -129,30 +129,30 @@ _CONDITIONS = ("IF_TRUE", "IF_FALSE", "IF_NONE", "IF_NOT_NONE")
 
 @_form(*[f"POP_JUMP_{way}{condition}" for way in ("", "FORWARD_", "BACKWARD_") for condition in _CONDITIONS])
 def _pop_jump(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("POP_JUMP_" + raw.name[raw.name.index("IF_") :], Target(destination(raw)))]
+    return [("POP_JUMP_" + raw.name[raw.name.index("IF_") :], JumpTarget(destination(raw)))]
 
 
 @_form("JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP", until=(3, 11))
 def _jump_or_pop(code: types.CodeType, raw: Raw) -> list[Part]:
     name = "POP_JUMP_IF_TRUE" if "TRUE" in raw.name else "POP_JUMP_IF_FALSE"
-    return [("COPY", 1), (name, Target(destination(raw))), ("POP_TOP", None)]
+    return [("COPY", 1), (name, JumpTarget(destination(raw))), ("POP_TOP", None)]
 
 
 @_form("FOR_ITER")
 def _for_iter(code: types.CodeType, raw: Raw) -> list[Part]:
     """The exhausted iterator is popped by the handler; in 3.13 the POP_TOP after END_FOR would do that."""
-    return [("FOR_ITER", Target(destination(raw), 1 if VERSION >= (3, 13) else 0))]
+    return [("FOR_ITER", JumpTarget(destination(raw), 1 if VERSION >= (3, 13) else 0))]
 
 
 @_form("SEND", since=(3, 11))
 def _send(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("SEND", Target(destination(raw), -1 if VERSION == (3, 11) else 0))]
+    return [("SEND", JumpTarget(destination(raw), -1 if VERSION == (3, 11) else 0))]
 
 
 @_form("YIELD_FROM", until=(3, 10))
 def _yield_from(code: types.CodeType, raw: Raw) -> list[Part]:
     at = raw.start
-    return [("SEND", Target(at, 3)), ("YIELD_VALUE", None), ("JUMP", Target(at)), ("END_SEND", None)]
+    return [("SEND", JumpTarget(at, 3)), ("YIELD_VALUE", None), ("JUMP", JumpTarget(at)), ("END_SEND", None)]
 
 
 @_form("END_ASYNC_FOR", until=(3, 10))
@@ -368,4 +368,4 @@ _fixed("GEN_START", ("RETURN_GENERATOR", None), ("POP_TOP", None), until=(3, 10)
 @_form("JUMP_IF_NOT_EXC_MATCH", until=(3, 10))
 def _jump_if_not_exc_match(code: types.CodeType, raw: Raw) -> list[Part]:
     parts = [("CHECK_EXC_MATCH", None), ("SWAP", 2), ("POP_TOP", None)]
-    return [*parts, ("POP_JUMP_IF_FALSE", Target(destination(raw)))]
+    return [*parts, ("POP_JUMP_IF_FALSE", JumpTarget(destination(raw)))]

@@ -24,10 +24,10 @@ from bolide.dynamo.bytecode.forms import (
     SKIPPED,
     VERSION,
     VERSIONS,
+    JumpTarget,
     Part,
     Raw,
     Row,
-    Target,
     forms,
     locals_of,
     prologue,
@@ -143,7 +143,7 @@ def _decode(code: types.CodeType) -> Code:
             result.lines.append(lines.get(instruction.offset, code.co_firstlineno))
     index_of[len(code.co_code)] = len(result.ops)
     for i, arg in enumerate(result.args):
-        if type(arg) is Target:
+        if type(arg) is JumpTarget:
             result.args[i] = index_of[arg.offset] + arg.skip
     result.exceptions = [
         row._replace(start=index_of[row.start], end=index_of[row.end], target=index_of[row.target]) for row in rows

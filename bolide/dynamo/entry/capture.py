@@ -209,7 +209,7 @@ def _lives_on(machine: Machine) -> Unsupported:
 
 
 class _Program:
-    """What the outside world asks of the program that a machine interprets (`world.parts.Program`)."""
+    """What the outside world asks of the program that a machine interprets (`world.parts.RunningProgram`)."""
 
     def __init__(self, machine: Machine, breaks: bool) -> None:
         self.machine, self.breaks = machine, breaks

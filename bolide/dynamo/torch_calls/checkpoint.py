@@ -36,7 +36,7 @@ class Policy(NamedTuple):
     choice: Any
 
 
-class Region(NamedTuple):
+class CheckpointRegion(NamedTuple):
     """A checkpointed call that has begun: the graph's last node before it, what had been written outside, whether the
     same random numbers are drawn when it is computed again, and the storages of its arguments if it is reentrant."""
 
@@ -47,12 +47,12 @@ class Region(NamedTuple):
     given: Sequence[AliasGroup] | None
 
 
-def _no_recipe(rebuilder: Rebuilder, region: Region) -> Recipe:
+def _no_recipe(rebuilder: Rebuilder, region: CheckpointRegion) -> Recipe:
     """A segment ends in front of a checkpointed call, not in it: what follows inside would not be computed again."""
     raise Unsupported("a checkpointed call is entered before a break and left after it", None, None, "context")
 
 
-RECIPES[Region] = _no_recipe
+RECIPES[CheckpointRegion] = _no_recipe
 
 
 REMEDY = "pass use_reentrant=False"
@@ -91,7 +91,7 @@ def _checkpoint(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     vm.trace.functional_only = "activations are checkpointed"
     groups = None if reentrant is False else [value.group for value in values if type(value) is TracedTensor]
     before, written = vm.trace.graph._root.prev, _written(vm, groups or ())
-    region = Region(before, policy, written, same_draws is not False, groups)
+    region = CheckpointRegion(before, policy, written, same_draws is not False, groups)
     vm.depth.reentrant += groups is not None
     return Call(torch_functions.checkpoint, [function, region, tuple(values), given])
 
@@ -139,7 +139,7 @@ def _is_grad_enabled(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 
 
 @answers(torch_functions.region_result)
-def _result(vm: Machine, region: Region, result: object) -> object:
+def _result(vm: Machine, region: CheckpointRegion, result: object) -> object:
     """What a checkpointed call gives. What eager's reentrant one makes otherwise is refused: it lets no gradients
     through to what is in lists, gives new tensors, and gives a history to all of floating point."""
     if region.given is None:
@@ -168,7 +168,7 @@ def _written(vm: Machine, groups: Sequence[AliasGroup]) -> Any:
 
 
 @answers(torch_functions.end_region)
-def _end(vm: Machine, region: Region) -> None:
+def _end(vm: Machine, region: CheckpointRegion) -> None:
     vm.depth.reentrant -= region.given is not None
     if torch.is_grad_enabled() and region.written != _written(vm, region.given or ()):
         reason = "a checkpointed region writes outside: eager does that again when it computes the region again"

@@ -79,7 +79,7 @@ class TracedArray(NDArrayOperatorsMixin):
                 is_scalar = isinstance(self, TracedScalar) and isinstance(found, TracedArray)
                 return scalar_of(found.tensor) if is_scalar else found
             if name in policy.ARRAY_METHODS:
-                return Method(self, name)
+                return ArrayMethod(self, name)
             raise refused(f"ndarray.{name}")
         raise AttributeError(f"'{real.__module__}.{real.__name__}' object has no attribute '{name}'")
 
@@ -282,7 +282,7 @@ def _keeps_array(index: object) -> bool:
 
 
 @fleeting
-class Method:
+class ArrayMethod:
     """A bound method of an array."""
 
     __slots__ = ("name", "owner")
@@ -544,7 +544,7 @@ def _recipe_of_scalar(rebuilder: Rebuilder, value: TracedScalar) -> Recipe:
     return Recipe("call", to_scalar, (rebuilder.recipe(value.tensor),))
 
 
-def _recipe_of_method(rebuilder: Rebuilder, value: Method) -> Recipe:
+def _recipe_of_method(rebuilder: Rebuilder, value: ArrayMethod) -> Recipe:
     return Recipe("call", getattr, (rebuilder.recipe(value.owner), *rebuilder.constants(value.name)))
 
 
@@ -572,7 +572,7 @@ for _kind, _class in SCALARS.items():
     if issubclass(_kind, (numpy.integer, numpy.floating)):
         _plain = float if issubclass(_kind, numpy.floating) else int
         WRAPPERS[_kind] = functools.partial(_wrap_number, kind=_plain)
-RECIPES[Method] = _recipe_of_method
+RECIPES[ArrayMethod] = _recipe_of_method
 RECIPES[types.MethodType] = _recipe_of_own_method
 RECIPES[numpy.ndarray] = _recipe_of_real
 for _code in numpy.typecodes["All"]:

@@ -12,7 +12,7 @@ from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, UserFrame
 
 
-class Program(Protocol):
+class RunningProgram(Protocol):
     """The program that is interpreted, as the outside world asks for it. `own_functions`: those that it has made,
     weakly, by id."""
 
@@ -154,7 +154,7 @@ class Growing(Protocol):
 class Reading(Protocol):
     """The world (`world.World`), as its parts and its proxies ask for it."""
 
-    program: Program
+    program: RunningProgram
     guards: Guards
     identities: Identities
 

@@ -45,7 +45,7 @@ from bolide.dynamo.world.outside import (
     is_finalised,
     method_of_c,
 )
-from bolide.dynamo.world.parts import Guards, Identities, Program, Seen
+from bolide.dynamo.world.parts import Guards, Identities, RunningProgram, Seen
 from bolide.tracing import Trace, TracedTensor, UserFrame
 
 Wrapper = Callable[["World", Any, Source], Any]
@@ -57,7 +57,7 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 class World:
     """Everything one capture knows of the world outside of it, in parts. `program`: the one that is interpreted."""
 
-    program: Program
+    program: RunningProgram
 
     def __init__(self, trace: Trace, symbols: Symbols) -> None:
         self.trace = trace
@@ -80,7 +80,7 @@ class World:
         self.inside = 0  # how many parts of the trace are being recorded inside of it
         trace.assume = self.numbers.assume
 
-    def serve(self, program: Program) -> None:
+    def serve(self, program: RunningProgram) -> None:
         """From now on `program` is the one that reads and writes this world."""
         self.program, self.guards.where = program, program.where
         self.functions.own = program.own_functions

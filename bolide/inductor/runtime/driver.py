@@ -18,7 +18,7 @@ import torch
 
 from bolide.inductor.plan import Alloc, AsStrided, Call, Copy, Free, Launch, Plan, Ref, Reuse, Step, defined_names
 from bolide.inductor.runtime import externs
-from bolide.inductor.runtime.results import Check, Proofs, asked_for, keeps_its_word
+from bolide.inductor.runtime.results import Proofs, ResultCheck, asked_for, keeps_its_word
 from bolide.symbolic import Expr
 
 # `torch.empty_strided` without the dispatcher, which has nothing to say here, in two fifths of the time
@@ -199,7 +199,7 @@ def _call(driver: _Driver, step: Call) -> None:
     op = asked_for(step.op, step.args)
     for place, (name, expected) in enumerate(zip(step.names, step.expected)):
         if expected is not None:
-            check = driver.constant("check", Check(op, place, step.where, expected.dtype, driver.proofs))
+            check = driver.constant("check", ResultCheck(op, place, step.where, expected.dtype, driver.proofs))
             driver.lines.append(f"{once}{name} = {check}({name}, {_tuple(expected.shape)}, {_tuple(expected.stride)})")
 
 

@@ -57,7 +57,7 @@ class Proofs:
 
 
 @dataclass(slots=True)
-class Check:
+class ResultCheck:
     """Of the `place`th result of one call."""
 
     op: torch._ops.OpOverload

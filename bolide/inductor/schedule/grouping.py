@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from bolide.inductor.ir.definitions import Extern, Program, WriteBack
 from bolide.inductor.schedule.fuse import fuse
-from bolide.inductor.schedule.stages import Context, Group, Refusal, Unit, stage_of, unit_reads, unit_writes
+from bolide.inductor.schedule.stages import Group, Refusal, Scheduling, Unit, stage_of, unit_reads, unit_writes
 from bolide.tracing.numbers.data import require
 
 REACH = 48  # a group is only joined with groups this many units back
@@ -26,14 +26,14 @@ class _Vertex:
 
 @dataclass(slots=True)
 class _Graph:
-    ctx: Context
+    ctx: Scheduling
     vertices: list[_Vertex] = field(default_factory=list)
     maker: dict[str, int] = field(default_factory=dict)  # buffer -> vertex that wrote it last
     readers: dict[str, list[int]] = field(default_factory=dict)
     barrier: int | None = None  # the last vertex that tells or checks a size, which all later ones come after
 
 
-def group(program: Program, ctx: Context, fusion: bool) -> list[Unit]:
+def group(program: Program, ctx: Scheduling, fusion: bool) -> list[Unit]:
     """The units of a program, in a valid order of execution."""
     graph = _Graph(ctx)
     for definition in program.definitions:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bolide.inductor.ir.definitions import Extern, WriteBack, volume
 from bolide.inductor.ir.walks import is_impure, viewed
-from bolide.inductor.schedule.stages import Buffer, Context, Unit, unit_reads, unit_writes
+from bolide.inductor.schedule.stages import Buffer, Scheduling, Unit, unit_reads, unit_writes
 
 #: Gains below this many bytes are not worth another order.
 FEWEST_BYTES = 1 << 16
@@ -28,7 +28,7 @@ class _Uses:
     fixed: bool  # an effect on the world (random state, an input): keeps its place
 
 
-def order_for_memory(units: list[Unit], ctx: Context, kept: Collection[str]) -> list[Unit]:
+def order_for_memory(units: list[Unit], ctx: Scheduling, kept: Collection[str]) -> list[Unit]:
     """The units in an order that is valid and needs no more memory. `kept`: buffers that are never given back (results,
     and inputs that live anyway)."""
     known = {name: _bytes(buffer) for name, buffer in ctx.buffers.items()}

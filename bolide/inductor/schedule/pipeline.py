@@ -18,7 +18,7 @@ from bolide.inductor.schedule.loop_writer import kernel_of
 from bolide.inductor.schedule.order import order_for_memory
 from bolide.inductor.schedule.products import accumulate_products, choose_libraries
 from bolide.inductor.schedule.split import expand_scatters, split_reductions
-from bolide.inductor.schedule.stages import Context, Group, Refusal, Unit, unit_reads
+from bolide.inductor.schedule.stages import Group, Refusal, Scheduling, Unit, unit_reads
 from bolide.inductor.schedule.steps import StepWriter
 from bolide.symbolic import Expr
 
@@ -53,7 +53,7 @@ def schedule_program(program: Program, inputs: tuple[str, ...], static: Collecti
         with timed(seconds, name):
             program = run(program)
     with timed(seconds, "layouts"):
-        ctx = Context(program.results, decide_layouts(program))
+        ctx = Scheduling(program.results, decide_layouts(program))
     with timed(seconds, "group"):
         units = group(program, ctx, config.fusion)
     with timed(seconds, "order"):
@@ -67,7 +67,7 @@ def schedule_program(program: Program, inputs: tuple[str, ...], static: Collecti
     return Schedule(plan, strides, ctx.refusals, seconds)
 
 
-def _plan_of(units: list[Unit], ctx: Context, inputs: tuple[str, ...]) -> Plan:
+def _plan_of(units: list[Unit], ctx: Scheduling, inputs: tuple[str, ...]) -> Plan:
     writer = StepWriter(ctx, inputs)
     readers = _outside_readers(units, ctx.results)
     for unit in units:

@@ -66,7 +66,7 @@ class Buffer:
 
 
 @dataclass(slots=True)
-class Context:
+class Scheduling:
     """What the passes may look at and add to."""
 
     results: list[Result]

@@ -21,14 +21,14 @@ from bolide.inductor.plan import (
     used_names,
 )
 from bolide.inductor.schedule.reuse import reuse_in_place
-from bolide.inductor.schedule.stages import Context
+from bolide.inductor.schedule.stages import Scheduling
 from bolide.symbolic import Expr, without_zeros
 
 
 class StepWriter:
     """Appends the steps of one unit after the other."""
 
-    def __init__(self, ctx: Context, inputs: tuple[str, ...]) -> None:
+    def __init__(self, ctx: Scheduling, inputs: tuple[str, ...]) -> None:
         self.ctx = ctx
         self.inputs = inputs
         self.steps: list[Step] = []

@@ -130,7 +130,7 @@ def _gradient_meta(wanted: Any, saved: Sequence[Any]) -> TensorMeta:
 # ---- when the backward runs ------------------------------------------------------------------------------------------
 
 
-class Context:
+class DerivativeContext:
     """What the code of a derivative is given as ``ctx``."""
 
     def __init__(self, saved: Sequence[object], needs: tuple[bool, ...], attributes: dict[str, object]) -> None:
@@ -166,7 +166,7 @@ class Derivative:
             for place, value in zip(places, values):  # type: ignore[arg-type]
                 leaves[place] = value
         saved, attributes, tangents, layouts = pytree.tree_unflatten(leaves, self.spec)
-        context = Context(saved, self.needs, attributes | self.structure)
+        context = DerivativeContext(saved, self.needs, attributes | self.structure)
         backward = self.function.backward if self.function.vjp is Function.vjp else self.function.vjp
         found = backward(context, *tangents)
         self._look_for_writes(tensors, given, versions)

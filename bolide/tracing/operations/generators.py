@@ -1,6 +1,6 @@
 """Random generators. While recording, one of the user's is known by a stand-in, a generator that nobody draws from; in
-the graph an operation that draws from it is ``bolide::drawn``, which finds the real one in a `Slot`. Seeds and states
-are asked and set by operations of their own, in their places among the draws."""
+the graph an operation that draws from it is ``bolide::drawn``, which finds the real one in a `GeneratorSlot`. Seeds and
+states are asked and set by operations of their own, in their places among the draws."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bolide.tracing.graph import enter, lookup, operator
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.operations.writes import call_on_copies, drawn
 from bolide.tracing.recording.recorder import Recorder
-from bolide.tracing.rng import Slot
+from bolide.tracing.rng import GeneratorSlot
 from bolide.tracing.rules.registry import rule
 
 
-def stand_in(trace: Recorder, device: torch.device) -> tuple[torch.Generator, Slot]:
+def stand_in(trace: Recorder, device: torch.device) -> tuple[torch.Generator, GeneratorSlot]:
     """A stand-in for a generator of the user's, and where the graph will find the real one."""
-    made = torch.Generator(device), Slot()
+    made = torch.Generator(device), GeneratorSlot()
     trace.generators[made[0]._cdata] = made  # type: ignore[attr-defined]
     return made
 
@@ -53,7 +53,7 @@ def draw(
     return call_on_copies(trace, func, args, kwargs, drawn)
 
 
-def slot_of(trace: Recorder, generator: torch.Generator) -> Slot:
+def slot_of(trace: Recorder, generator: torch.Generator) -> GeneratorSlot:
     """The slot of the generator that a stand-in stands for. Raises Unsupported for any other generator."""
     known = trace.generators.get(generator._cdata)  # type: ignore[attr-defined]
     if known is None:

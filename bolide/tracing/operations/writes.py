@@ -17,7 +17,7 @@ from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing.graph import enter, lookup, mapped, operator
 from bolide.tracing.meta import TensorMeta, found_in, meta_of
 from bolide.tracing.recording.recorder import Recorder
-from bolide.tracing.rng import Slot
+from bolide.tracing.rng import GeneratorSlot
 from bolide.tracing.rules import infer, kernels
 from bolide.tracing.rules.common import crosses, laid_out_like, repeats
 from bolide.tracing.rules.kernels import Placed
@@ -125,7 +125,7 @@ def call_on_copies(
     if returns:
         if any(value.alias_info is not None for value in returns):
             raise Unsupported(f"{func} returns an argument that it writes", trace.where, kind="operator")
-        full = [None if isinstance(leaf, Slot) else leaf for leaf in plain]  # no generator for the shapes
+        full = [None if isinstance(leaf, GeneratorSlot) else leaf for leaf in plain]  # no generator for the shapes
         for place, known in (*zip(places, nodes), *[(place, leaves[place]) for place in numbers]):
             full[place] = known
         node_args, node_kwargs = pytree.tree_unflatten(full, spec)
@@ -159,7 +159,7 @@ def _functional(tensors: Sequence[Tensor], numbers: Sequence[int], table: int) -
     own = list(tensors)
     for position in call.written:
         own[position] = own[position].clone()
-    leaves = [leaf.generator if isinstance(leaf, Slot) else leaf for leaf in call.leaves]
+    leaves = [leaf.generator if isinstance(leaf, GeneratorSlot) else leaf for leaf in call.leaves]
     for place, value in (*zip(call.places, own), *zip(call.numbers, numbers)):
         leaves[place] = value
     args, kwargs = pytree.tree_unflatten(leaves, call.spec)

@@ -95,7 +95,7 @@ class Recorder(abc.ABC):
         self.renewed: list[TracedTensor] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.sizes: list[torch.SymInt] = []
-        self.generators: dict[int, tuple[torch.Generator, rng.Slot]] = {}
+        self.generators: dict[int, tuple[torch.Generator, rng.GeneratorSlot]] = {}
         self.where: UserFrame | None = None
         self.shapes = ShapeEnv(lambda: self.where)
         self.listener = Listener()
