@@ -63,12 +63,12 @@ register_experimental_backend = functools.partial(register_backend, tags=("exper
 @functools.cache
 def _offered() -> dict[str, EntryPoint]:
     """What installed packages offer, by name."""
-    found: dict[str, EntryPoint] = {}
+    points: dict[str, EntryPoint] = {}
     for group in GROUPS:
         for point in entry_points(group=group):
             if point.name != OWN:
-                found.setdefault(point.name, point)
-    return found
+                points.setdefault(point.name, point)
+    return points
 
 
 def list_backends(exclude_tags: Iterable[str] | None = ("debug", "experimental")) -> list[str]:

@@ -107,25 +107,25 @@ def _capture_from(first: _Attempt, attempt: Callable[[], _Attempt], breaks: bool
     begin = time.perf_counter()
     learnt = first.symbols.history.learnt
     notices, loops, apart = Notices(learnt.warned), set(learnt.loops), len(learnt.apart)
-    found = _unless_unsupported(first, notices, None, None)
-    again = isinstance(found, Unsupported) and len(learnt.apart) > apart
+    outcome = _unless_unsupported(first, notices, None, None)
+    again = isinstance(outcome, Unsupported) and len(learnt.apart) > apart
     if not again and loops != learnt.loops:  # one that was unrolled ends the segment at its first item
         first.machine.forget()
         first = attempt()
-        found = _unless_unsupported(first, notices, None, None)
-    if isinstance(found, Captured):
+        outcome = _unless_unsupported(first, notices, None, None)
+    if isinstance(outcome, Captured):
         _show(notices, None)
-        return found
-    if not again and not isinstance(found, NeedsNumbers):
-        found = _up_to_break(first, attempt, breaks, notices, found, begin)
-        if isinstance(found, Captured):
+        return outcome
+    if not again and not isinstance(outcome, NeedsNumbers):
+        outcome = _up_to_break(first, attempt, breaks, notices, outcome, begin)
+        if isinstance(outcome, Captured):
             first.machine.forget()
-            return found
+            return outcome
     try:
-        raise found
+        raise outcome
     finally:
         first.machine.forget()
-        del found, first, attempt  # its traceback leads to this frame: no cycle may keep the program's values alive
+        del outcome, first, attempt  # its traceback leads to this frame: no cycle may keep the program's values alive
 
 
 def _up_to_break(
@@ -133,22 +133,22 @@ def _up_to_break(
     attempt: Callable[[], _Attempt],
     breaks: bool,
     notices: Notices,
-    found: Unsupported,
+    refusal: Unsupported,
     begin: float,
 ) -> Captured | Unsupported:
-    """The segment that ends in front of what the `first` attempt has `found`; or the error that is to be raised."""
-    if found.kind == "bug" and not config.suppress_errors:
-        raise CompileError("capture", first.code.co_name, found.__cause__ or found)
+    """The segment that ends in front of what the `first` attempt has refused; or the error that is to be raised."""
+    if refusal.kind == "bug" and not config.suppress_errors:
+        raise CompileError("capture", first.code.co_name, refusal.__cause__ or refusal)
     first.symbols.check()
-    draw = needed(first.machine, found)
+    draw = needed(first.machine, refusal)
     if draw is not None:
-        first.machine.progress.tick, found = draw
-    if found.final or not breaks or break_is_error(first.machine):
-        found.final = True
-    elif found.about.scope != "user":
+        first.machine.progress.tick, refusal = draw
+    if refusal.final or not breaks or break_is_error(first.machine):
+        refusal.final = True
+    elif refusal.about.scope != "user":
         seconds = time.perf_counter() - begin
         stack = tuple(f.code.frame_at(f.pc - 1) for f in first.machine.frames[1:] if not f.code.plumbing)
-        ending = Break(found.kind, found.reason, found.operation, found.where, found.remedy, stack, seconds)
+        ending = Break(refusal.kind, refusal.reason, refusal.operation, refusal.where, refusal.remedy, stack, seconds)
         for stop in first.stops():
             captured = _unless_unsupported(attempt(), notices, stop, ending)
             if isinstance(captured, Captured):
@@ -156,7 +156,7 @@ def _up_to_break(
                 return captured
             del captured  # the state there cannot be rebuilt: earlier
     _show(notices, None)
-    return found
+    return refusal
 
 
 def _show(notices: Notices, stop: int | None) -> None:
@@ -294,15 +294,15 @@ class _Attempt:
         if not progress.started:
             return []
         calls = {frame.tick for frame in self.machine.frames[1:-1]}
-        found = sorted(
+        stops = sorted(
             {stop for stop in (progress.tick, *calls) if 0 < stop <= progress.tick},
             reverse=True,
         )
-        earlier = found[-1] // 2 if found else 0
+        earlier = stops[-1] // 2 if stops else 0
         while earlier > 0:
-            found.append(earlier)
+            stops.append(earlier)
             earlier //= 2
-        return found
+        return stops
 
     def run(self, stop: int | None, ending: Break | None) -> Captured:
         """Interpret to the end, or to the instruction number `stop`, where the segment ends for the reason `ending`."""
@@ -418,12 +418,12 @@ class _Attempt:
 
 def _deferred(calls: Iterable[tuple[object, list[object], dict[str, object]]], rebuilder: Rebuilder) -> list[Effect]:
     """The calls that were put off until the graph has run."""
-    found = []
+    effects = []
     for function, args, kwargs in calls:
         parts = tuple(rebuilder.recipe(arg) for arg in args)
         named = tuple((key, rebuilder.recipe(value)) for key, value in kwargs.items())
-        found.append(Effect("call", None, None, Recipe("call", function, parts, named)))
-    return found
+        effects.append(Effect("call", None, None, Recipe("call", function, parts, named)))
+    return effects
 
 
 def _call_effect(function: Callable[..., object], *args: object) -> Effect:

@@ -324,10 +324,10 @@ class Dispatcher(Versions):
 
     def point(self, shape: Shape) -> Point:
         """The versions that go on at `shape`."""
-        found = self.points.get(shape)
-        if found is None:
-            found = self.points.setdefault(shape, Point(self, shape, len(self.points) + 1))
-        return found
+        point = self.points.get(shape)
+        if point is None:
+            point = self.points.setdefault(shape, Point(self, shape, len(self.points) + 1))
+        return point
 
 
 def _is_final(running: Concrete | None, error: Exception) -> bool:

@@ -41,11 +41,11 @@ def data_of(vm: Machine, breaks: bool, place: int) -> Data | None:
         return None
     source = Source("apply", vm.world.inputs.sources[place], (), numbers)
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        real = vm.world.inputs.tensors[place]
-        found = numbers(real)
-        if not found or not (vm.world.symbols.has_stayed(source, found) or not breaks or break_is_error(vm)):
+        tensor = vm.world.inputs.tensors[place]
+        data = numbers(tensor)
+        if not data or not (vm.world.symbols.has_stayed(source, data) or not breaks or break_is_error(vm)):
             return None
-        return real.clone(), functools.partial(vm.world.guards.add, source, "equals", found)
+        return tensor.clone(), functools.partial(vm.world.guards.add, source, "equals", data)
 
 
 def guard_offset(world: World, place: int) -> None:
@@ -89,21 +89,21 @@ def answer(vm: Machine, breaks: bool, value: object) -> bool | None:
     symbols, trace = vm.world.symbols, vm.trace
     if type(trace) is not Trace or state.stage == "backend" or not symbols.history.reads_data:
         return None
-    found = _node_and_condition(trace, value)
-    root = folding.root_of(found[0]) if found is not None else None
-    if found is None or root is None or (breaks and symbols.history.is_crowded() and not break_is_error(vm)):
+    asked = _node_and_condition(trace, value)
+    root = folding.root_of(asked[0]) if asked is not None else None
+    if asked is None or root is None or (breaks and symbols.history.is_crowded() and not break_is_error(vm)):
         return None
-    node, name, condition = found
+    node, name, condition = asked
     place = root.meta["place"]
-    source, real = vm.world.inputs.sources[place], vm.world.inputs.tensors[place]
-    if source.is_drawn or type(real) not in (torch.Tensor, torch.nn.Parameter):
+    source, tensor = vm.world.inputs.sources[place], vm.world.inputs.tensors[place]
+    if source.is_drawn or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return None
     graph = folding.question(node, root)
     if graph is None:
         return None
     question = Question(graph, name, condition)
     with torch._C._DisableTorchDispatch():
-        holds = ask(real, question)
+        holds = ask(tensor, question)
     vm.world.guards.add(Source("apply", source, (question,), ask), "equals", holds)
     trace.shapes.facts.add(condition if holds else condition.negate())
     return holds

@@ -33,7 +33,7 @@ def _replaces(versions: Sequence[Sequence[Guard]], one: int, other: int) -> bool
 def covers(guards: Sequence[Guard], others: Sequence[Guard]) -> bool:
     """Whether `others` ask for the same as `guards`, but for numbers in the place of symbols. (Relations of sizes are
     not looked at: where one differs there is one version too many.)"""
-    mine, theirs = ([g for g in found if g.kind != "relation"] for found in (guards, others))
+    mine, theirs = ([g for g in side if g.kind != "relation"] for side in (guards, others))
     values: dict[str, object] = {}
     return len(mine) == len(theirs) and all(_covers(a, b, values) for a, b in zip(mine, theirs))
 

@@ -54,9 +54,9 @@ class Entry:
     def passed(self) -> Callable[..., object]:
         """The function of `rest`: most entries never need it."""
         code = compile(self.rest, self.function.__code__.co_filename, "exec", dont_inherit=True)
-        made: dict[str, Any] = {}
-        exec(code, self.function.__globals__, made)
-        function: Callable[..., Any] = made["passed"]
+        scope: dict[str, Any] = {}
+        exec(code, self.function.__globals__, scope)
+        function: Callable[..., Any] = scope["passed"]
         return function
 
 
@@ -121,7 +121,7 @@ class _Builder:
         early += [recipe for draw in captured.draws for recipe in _sources(draw)]
         self.order = [*((recipe, True) for recipe in early), *_recipes(captured)]
         self.uses = Counter(recipe for recipe, first in self.order if not first)
-        self.made: dict[Recipe, str] = {}
+        self.names: dict[Recipe, str] = {}  # of what has been taken or built
         self.out = namespace.fresh("out")
 
     def body(self, found: str, run: str) -> Iterator[str]:
@@ -135,21 +135,21 @@ class _Builder:
             if source.is_drawn:
                 continue
             if source.kind == "local" and not early:
-                self.made[recipe] = str(source.key)
+                self.names[recipe] = str(source.key)
             elif source.kind == "object":
-                self.made[recipe] = self.namespace.reference(source.obj, "o")
+                self.names[recipe] = self.namespace.reference(source.obj, "o")
             else:
-                self.made[recipe] = self.namespace.fresh("s")
+                self.names[recipe] = self.namespace.fresh("s")
                 self.wanted.append(source)
-                popped.append(f"{self.made[recipe]} = {found}.pop()")
+                popped.append(f"{self.names[recipe]} = {found}.pop()")
         yield from reversed(popped)
         for slot, recipe in self.generators:
-            if recipe not in self.made:  # one that the program makes
-                self.made[recipe] = yield from self.now(recipe, "s")
-            yield f"{self.namespace.reference(slot.put, 'put')}({self.made[recipe]})"
+            if recipe not in self.names:  # one that the program makes
+                self.names[recipe] = yield from self.now(recipe, "s")
+            yield f"{self.namespace.reference(slot.put, 'put')}({self.names[recipe]})"
         put_back = yield from self.draw(found)
         for recipe, wanted in self.flags:
-            yield f"{self.made[recipe]}.requires_grad_({wanted})"
+            yield f"{self.names[recipe]}.requires_grad_({wanted})"
         statements: list[str] = []
         effects = [(_runs_foreign(effect), self.effect(effect, statements)) for effect in self.captured.effects]
         result = self.value(self.captured.result, statements)
@@ -193,13 +193,13 @@ class _Builder:
         if self.raises:
             for recipe in dict.fromkeys(recipe for _, recipe in self.generators):
                 state = fresh("state")
-                yield f"{state} = {self.made[recipe]}.get_state()"
-                put_back.append(f"{self.made[recipe]}.set_state({state})")
+                yield f"{state} = {self.names[recipe]}.get_state()"
+                put_back.append(f"{self.names[recipe]}.set_state({state})")
             if trace.draws():
                 state = fresh("state")
                 yield f"{state} = {reference(torch.default_generator.get_state, 'get_rng_state')}()"
                 put_back.append(f"{reference(torch.set_rng_state, 'set_rng_state')}({state})")
-        put_back += [f"{self.made[recipe]}.requires_grad_({not wanted})" for recipe, wanted in self.flags]
+        put_back += [f"{self.names[recipe]}.requires_grad_({not wanted})" for recipe, wanted in self.flags]
         error, fault = fresh("error"), fresh("fault")
         settled = reference(functools.partial(settle, expected=self.raises), "settle")
         yield "try:"
@@ -230,30 +230,30 @@ class _Builder:
             yield f"{found}.insert({place}, {self.namespace.reference(source.obj, 'f')}({name}))"
         for recipe, _ in self.order:
             if recipe.kind == "source" and recipe.value.kind == "drawn":
-                self.made[recipe] = names[recipe.value.key]
+                self.names[recipe] = names[recipe.value.key]
         return put_back
 
     def now(self, recipe: Recipe, kind: str) -> Generator[str, None, str]:
         """The statements that build a value; answers its name."""
         statements: list[str] = []
-        name, made = self.namespace.fresh(kind), self.expression(recipe, statements)
+        name, expression = self.namespace.fresh(kind), self.expression(recipe, statements)
         yield from statements
-        yield f"{name} = {made}"
+        yield f"{name} = {expression}"
         return name
 
     def value(self, recipe: Recipe, statements: list[str]) -> str:
         """The expression of a recipe; one that is used twice is made once, by a statement."""
-        made = self.made.get(recipe)
-        if made is not None:
-            return made
+        known = self.names.get(recipe)
+        if known is not None:
+            return known
         expression = self.expression(recipe, statements)
         shared = self.uses[recipe] > 0 and recipe.kind not in ("constant", "output")
         early = shared or recipe.kind == "call" or bool(self.captured.effects)
         if not early or recipe.kind == "constant":
             return expression
-        made = self.made[recipe] = self.namespace.fresh("r")
-        statements.append(f"{made} = {expression}")
-        return made
+        name = self.names[recipe] = self.namespace.fresh("r")
+        statements.append(f"{name} = {expression}")
+        return name
 
     def expression(self, recipe: Recipe, statements: list[str]) -> str:
         namespace = self.namespace

@@ -182,10 +182,10 @@ class Versions(ABC):
     def _other(self, number: int, values: tuple[Any, ...]) -> tuple[Callable[..., object], list[object]] | None:
         order = self.order
         for place, entry in enumerate(order):
-            found = entry.check.form(*values) if entry.number != number else None
-            if found is not None:
+            wanted = entry.check.form(*values) if entry.number != number else None
+            if wanted is not None:
                 self._used(order, place)
-                return entry.passed, found
+                return entry.passed, wanted
         return None
 
     def _used(self, order: tuple[Entry, ...], place: int) -> None:
@@ -508,13 +508,13 @@ class Versions(ABC):
         if config.log_compilation_metrics:
             operations = 0 if captured is None else len(captured.trace.graph.nodes)
             failure = None if error is None else getattr(error, "reason", str(error))
-            made = CompilationMetrics(
+            metrics = CompilationMetrics(
                 *(self.name, len(self.entries), operations, checks, captured_after, seconds, failure, self.place),
                 fail_type=None if error is None else type(error).__name__,
                 fail_place=getattr(error, "where", None),
                 graph_input_count=0 if captured is None else len(captured.trace.inputs),
             )
-            compilation_metrics.append(made)
+            compilation_metrics.append(metrics)
 
     def _tell_break(self, ending: Break) -> None:
         _log.info("%s ends in a break: %s (%s)", self.name, ending.reason, ending.where)

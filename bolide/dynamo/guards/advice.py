@@ -28,10 +28,10 @@ _ADVICE: dict[GuardKind, str] = {
 }
 
 
-def remedy(guard: Guard, found: TensorGuard | None = None) -> str:
-    """One line of advice; "" where there is none. `found`: what is true of the tensor that does not fit."""
-    if found is not None:
-        return _about_tensors(guard.expected, found)
+def remedy(guard: Guard, actual: TensorGuard | None = None) -> str:
+    """One line of advice; "" where there is none. `actual`: what is true of the tensor that does not fit."""
+    if actual is not None:
+        return _about_tensors(guard.expected, actual)
     if is_of_data(guard):
         return (
             "in the next version the data are symbols, if the program need not know them; if it must, it breaks soon: "
@@ -46,18 +46,18 @@ def remedy(guard: Guard, found: TensorGuard | None = None) -> str:
     return _ADVICE.get(guard.kind, "")
 
 
-def _about_tensors(wanted: TensorGuard, found: TensorGuard) -> str:
-    if found.cls is not wanted.cls:
+def _about_tensors(wanted: TensorGuard, actual: TensorGuard) -> str:
+    if actual.cls is not wanted.cls:
         return f"pass a {wanted.cls.__name__} each time"
-    if found.dtype is not wanted.dtype:
+    if actual.dtype is not wanted.dtype:
         return "pass the same dtype each time, or convert it before the call"
-    if found.device != wanted.device:
+    if actual.device != wanted.device:
         return "pass tensors on the same device each time"
-    if len(found.shape) != len(wanted.shape):
+    if len(actual.shape) != len(wanted.shape):
         return "each number of dimensions is compiled for itself: reshape before the call, or pass the same"
-    if found.requires_grad != wanted.requires_grad:
+    if actual.requires_grad != wanted.requires_grad:
         return "with and without gradients are two versions: pass the same, or detach() what needs none"
-    changed = [now for now, before in zip(found.shape, wanted.shape) if type(before) is int and now != before]
+    changed = [now for now, before in zip(actual.shape, wanted.shape) if type(before) is int and now != before]
     if any(size in (0, 1) for size in changed):
         return "sizes 0 and 1 are compiled for themselves (they broadcast, or give nothing): pad, or avoid them"
     if changed:
@@ -65,6 +65,6 @@ def _about_tensors(wanted: TensorGuard, found: TensorGuard) -> str:
             "the size is a symbol in the next version, which fits other sizes too (unless dynamic=False); mark_dynamic "
             "or dynamic=True make it one from the start"
         )
-    if any(type(before) is int and now != before for now, before in zip(found.stride, wanted.stride)):
+    if any(type(before) is int and now != before for now, before in zip(actual.stride, wanted.stride)):
         return "pass tensors of the same layout, for instance x.contiguous()"
     return _ADVICE["tensor"]

@@ -27,12 +27,12 @@ class Held:
         self.names: dict[int, tuple[Any, dict[str, Any]]] = {}  # by id of the namespace's owner
         for guard in self.guards:
             self._note(guard)
-        reads = [(at.get, name, value) for at, found in self.names.values() for name, value in found.items()]
+        reads = [(at.get, name, value) for at, values in self.names.values() for name, value in values.items()]
         self.present = [read for read in reads if read[2] is not MISSING]
         self.absent = [
             (at.keys(), missing)
-            for at, found in self.names.values()
-            if (missing := frozenset(name for name, value in found.items() if value is MISSING))
+            for at, values in self.names.values()
+            if (missing := frozenset(name for name, value in values.items() if value is MISSING))
         ]
 
     def _note(self, guard: Guard) -> None:
@@ -79,7 +79,7 @@ def _holds(guard: Guard) -> bool:
 
 
 def _class_has(source: Any, expected: Any) -> bool:
-    return steering(source.obj, expected.name, expected.after) is expected.found
+    return steering(source.obj, expected.name, expected.after) is expected.value
 
 
 def _module_has(source: Any, expected: Any) -> bool:

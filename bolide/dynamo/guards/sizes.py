@@ -71,8 +71,8 @@ def marks_of(tensor: torch.Tensor) -> Mapping[int, Mark]:
             theirs[dim] = Mark("unbacked", lo, hi, names.get(dim))
     for known in getattr(tensor, "_dynamo_dynamic_range", ()):
         theirs[known.dim] = Mark("dynamic", known.min, known.max)
-    found: Mapping[int, Mark] = getattr(tensor, _MARKS, None) or {}
-    return {**theirs, **found}
+    own: Mapping[int, Mark] = getattr(tensor, _MARKS, None) or {}
+    return {**theirs, **own}
 
 
 def _mark(tensor: torch.Tensor, dims: Any, mark: Mark) -> None:
@@ -209,8 +209,8 @@ class SizeHistory:
 
     def past(self, source: Source, rank: int) -> list[Values | None]:
         """The values met at a place, one for each earlier capture; None where it was not read or had another rank."""
-        found = [capture.get(source) for capture in self.captures]
-        return [values if values is not None and len(values) == rank else None for values in found]
+        earlier = [capture.get(source) for capture in self.captures]
+        return [values if values is not None and len(values) == rank else None for values in earlier]
 
     def is_crowded(self) -> bool:
         """Whether so many versions were made that no more are made for single values: the other half of what the limit
@@ -260,7 +260,7 @@ class Symbols:
     def __init__(self, history: SizeHistory, trace: Trace) -> None:
         self.history, self.trace = history, trace
         self.met: dict[Source, Values] = {}
-        self.found: list[Symbol] = []
+        self.all: list[Symbol] = []
         self.needed: dict[Location, set[object]] = {}
         self.fixed_because: list[tuple[Source, float, str]] = []  # what might have been symbolic, and why it is not
         self._shared: dict[object, object] = {}
@@ -273,21 +273,21 @@ class Symbols:
             learnt.needed.setdefault(place, set()).update(values)
         for source, value, why in self.fixed_because:
             self.history.tell(source, value, None, why)
-        learnt.recent = frozenset(self.trace.shapes.hints[symbol.name] for symbol in self.found)
-        return self.found
+        learnt.recent = frozenset(self.trace.shapes.hints[symbol.name] for symbol in self.all)
+        return self.all
 
-    def of_tensor(self, source: Source, real: torch.Tensor, name: str) -> dict[int, Any]:
+    def of_tensor(self, source: Source, tensor: torch.Tensor, name: str) -> dict[int, Any]:
         """The dimensions of an input that are symbolic, with their sizes."""
-        marks = marks_of(real)
-        values = self.met[source] = tuple(real.shape)
+        marks = marks_of(tensor)
+        values = self.met[source] = tuple(tensor.shape)
         history = self.history
         past = history.past(source, len(values))
-        why = self._why_fixed(real, source)
+        why = self._why_fixed(tensor, source)
         if history.dynamic is False or not values or (not marks and why is not None):
             for dim, value in enumerate(values):
                 self._stays(size_source(source, dim), value, [sizes and sizes[dim] for sizes in past], why)
             return {}
-        found = {}
+        symbolic = {}
         for dim, value in enumerate(values):
             mark = marks.get(dim, _UNMARKED)
             old = [sizes and sizes[dim] for sizes in past]
@@ -304,31 +304,31 @@ class Symbols:
             called = f"{name}_size{dim}"
             size = self._symbol((source, dim), size_source(source, dim), value, key, called, bounds, marked)
             if isinstance(size, torch.SymInt):
-                found[dim] = size
+                symbolic[dim] = size
                 if mark.kind == "unbacked":
                     self.trace.shapes.mark_unbacked(size)
             else:
                 outside = f"it is outside of the bounds that were marked, {mark.lo} to {mark.hi}"
                 self.fixed_because.append((size_source(source, dim), value, _SPECIAL if value < 2 else outside))
-        return found
+        return symbolic
 
-    def strides_of(self, source: Source, real: torch.Tensor, name: str) -> dict[int, Any]:
+    def strides_of(self, source: Source, tensor: torch.Tensor, name: str) -> dict[int, Any]:
         """The strides of an input that are symbolic: those of dimensions of size 1 that change, as of the rows of what
         `nonzero` answers. That the tensor is contiguous does not depend on them."""
-        if self.history.dynamic is False or 1 not in real.shape or not real.is_contiguous():
+        if self.history.dynamic is False or 1 not in tensor.shape or not tensor.is_contiguous():
             return {}
-        strides = real.stride()
-        self.met[Source("apply", source, (), _STRIDE)] = (*strides, *real.shape)
+        strides = tensor.stride()
+        self.met[Source("apply", source, (), _STRIDE)] = (*strides, *tensor.shape)
         past = self.history.past(Source("apply", source, (), _STRIDE), 2 * len(strides))
-        found = {}
+        symbolic = {}
         for dim, stride in enumerate(strides):
             old = [known and known[dim] for known in past if known is None or known[len(strides) + dim] == 1]
             place = source, ~dim
-            changes = real.shape[dim] == 1 and self._changes(stride, old, eager=False)
+            changes = tensor.shape[dim] == 1 and self._changes(stride, old, eager=False)
             if changes and not self.history.is_fixed(place, stride):
                 read = Source("apply", source, (dim,), _STRIDE)
-                found[dim] = self._symbol(place, read, stride, place, f"{name}_stride{dim}", (None, None))
-        return found
+                symbolic[dim] = self._symbol(place, read, stride, place, f"{name}_stride{dim}", (None, None))
+        return symbolic
 
     def of_int(self, source: Source, value: int, name: str) -> int | torch.SymInt:
         """An integer from outside: a symbol if it changes, else itself."""
@@ -336,8 +336,8 @@ class Symbols:
 
     def integer(self, source: Source, value: int, name: str, marked: bool = False) -> torch.SymInt:
         """The symbol for an integer of any value."""
-        made: torch.SymInt = self._symbol((source, None), source, value, source, name, (None, None), marked)
-        return made
+        symbol: torch.SymInt = self._symbol((source, None), source, value, source, name, (None, None), marked)
+        return symbol
 
     def changes_float(self, source: Source, value: float) -> bool:
         """Whether a float from outside becomes a number of the graph."""
@@ -365,7 +365,7 @@ class Symbols:
 
     def may_be_fixed(self, expr: Expr) -> bool:
         """Whether an expression is over sizes from outside, none of which has to stay symbolic by the user's will."""
-        return expr.free_vars <= {symbol.name for symbol in self.found if not symbol.marked}
+        return expr.free_vars <= {symbol.name for symbol in self.all if not symbol.marked}
 
     def needs_another(self, place: Location, value: object) -> bool:
         """Note that an instruction needs this value; whether it has needed others in earlier captures, too many to
@@ -376,7 +376,7 @@ class Symbols:
 
     def described(self, expr: Expr) -> str:
         """An expression over sizes as the user would write it."""
-        return sources.with_symbols(expr.text(), {symbol.name: sources.text(symbol.source) for symbol in self.found})
+        return sources.with_symbols(expr.text(), {symbol.name: sources.text(symbol.source) for symbol in self.all})
 
     def is_one_of_many(self, source: Source, value: object) -> bool:
         """Whether a container, or an iterator, has had other numbers of items before and never this one, or a text was
@@ -405,24 +405,24 @@ class Symbols:
 
     def _meet_items(self, source: Source, value: Any) -> bool:
         """Note the numbers in a container; whether there are any."""
-        found = False
+        met = False
         for place, item in enumerate(value):
             if type(item) is int or type(item) is float:
                 self.met[Source("item", source, place)] = (item,)
-                found = True
+                met = True
             elif type(item) is tuple:
-                found |= self._meet_items(Source("item", source, place), item)
-        return found
+                met |= self._meet_items(Source("item", source, place), item)
+        return met
 
     def _why_none(self) -> str | None:
         """Why nothing at all is symbolic."""
         return "it is compiled with dynamic=False" if self.history.dynamic is False else None
 
-    def _why_fixed(self, real: torch.Tensor, source: Source) -> str | None:
+    def _why_fixed(self, tensor: torch.Tensor, source: Source) -> str | None:
         """Why no size of a tensor is symbolic."""
         if not config.automatic_dynamic_shapes and self.history.dynamic is None and config.assume_static_by_default:
             return "automatic_dynamic_shapes is off"
-        if config.force_parameter_static_shapes and isinstance(real, torch.nn.Parameter):
+        if config.force_parameter_static_shapes and isinstance(tensor, torch.nn.Parameter):
             return "it is a parameter's (force_parameter_static_shapes)"
         registered = source.kind == "dict_value" and source.base is not None and source.base.key in _REGISTERED
         if registered and config.force_nn_module_property_static_shapes:
@@ -453,9 +453,9 @@ class Symbols:
             size = self.trace.size(value, name, *bounds)
             if isinstance(size, torch.SymInt):
                 self._shared[key] = size
-                self.found.append(Symbol(size.node.expr.text(), source, [], marked))
+                self.all.append(Symbol(size.node.expr.text(), source, [], marked))
         if isinstance(size, torch.SymInt):
-            known = next(other for other in self.found if other.name == size.node.expr.text())
+            known = next(other for other in self.all if other.name == size.node.expr.text())
             known.places.append(place)
         return size
 
@@ -466,20 +466,20 @@ class Symbols:
             facts = (*value.known.shape, *value.known.stride) if isinstance(value, TracedTensor) else (value,)
             names.update(*(fact.node.expr.free_vars for fact in facts if type(fact) is torch.SymInt))
         hints = self.trace.shapes.hints
-        return [(symbol, hints[symbol.name], where) for symbol in self.found if symbol.name in names]
+        return [(symbol, hints[symbol.name], where) for symbol in self.all if symbol.name in names]
 
     def check(self) -> None:
         """Raises ConstraintError where the program asked something of a size that was marked unbacked."""
         if self.trace.shapes.violation is not None:
             name, condition, where = self.trace.shapes.violation
-            source = next(symbol.source for symbol in self.found if symbol.name == name)
+            source = next(symbol.source for symbol in self.all if symbol.name == name)
             what = sources.text(source)
             raise ConstraintError(what, condition.replace(name, what), where)
 
     def read_by(self, expressions: Iterable[int | Expr]) -> tuple[tuple[str, Source], ...]:
         """The symbols in these sizes and where each is read, sorted by name."""
         names = set().union(*(e.free_vars for e in expressions if isinstance(e, Expr)))
-        return tuple(sorted((s.name, s.source) for s in self.found if s.name in names))
+        return tuple(sorted((s.name, s.source) for s in self.all if s.name in names))
 
 
 def _is_argument(source: Source) -> bool:
@@ -499,20 +499,20 @@ def as_exprs(sizes: Iterable[Any]) -> tuple[int | Expr, ...]:
 
 def shape_guards(captured: Captured) -> list[Guard]:
     """What was assumed of the symbols of a program so far, as guards."""
-    found = []
+    guards = []
     for condition, where in captured.trace.shapes.guards.items():
         needed = tuple((s.name, s.source) for s in captured.sizes if s.name in condition.free_vars)
-        found.append(Guard(None, "relation", Relation(condition.text(), needed), where))
-    return found
+        guards.append(Guard(None, "relation", Relation(condition.text(), needed), where))
+    return guards
 
 
 def specialised(captured: Captured) -> Needed:
     """The symbols of which the program needs the very value: value, and the user's line that asked for it."""
-    found = {}
+    needed = {}
     for condition, where in captured.trace.shapes.guards.items():
         if condition.op == "==" and len(condition.free_vars) == 1:
             (name,) = condition.free_vars
             if condition.expr.coefficient(name) is not None:
-                found[name] = where
+                needed[name] = where
     hints = captured.trace.shapes.hints
-    return [(symbol, hints[symbol.name], found[symbol.name]) for symbol in captured.sizes if symbol.name in found]
+    return [(symbol, hints[symbol.name], needed[symbol.name]) for symbol in captured.sizes if symbol.name in needed]

@@ -56,52 +56,59 @@ def is_plain_subclass(cls: type) -> bool:
 # ---- making the expected values --------------------------------------------------------------------------------------
 
 
-def tensor_guard(real: torch.Tensor, where: UserFrame | None = None) -> TensorGuard:
-    """What has to stay true of `real`. Raises Unsupported (kind ``input``) for a tensor that cannot be compiled."""
-    refusal = _refusal(real) or _without_history(real)
+def tensor_guard(tensor: torch.Tensor, where: UserFrame | None = None) -> TensorGuard:
+    """What has to stay true of `tensor`. Raises Unsupported (kind ``input``) for a tensor that cannot be compiled."""
+    refusal = _refusal(tensor) or _without_history(tensor)
     if refusal is not None:
-        raise Unsupported(refusal[0], where, refusal[1], kind="lazy" if is_lazy(real) else "input")
+        raise Unsupported(refusal[0], where, refusal[1], kind="lazy" if is_lazy(tensor) else "input")
     return TensorGuard(
-        type(real), real.dtype, real.device, real.requires_grad, real.is_leaf, tuple(real.shape), tuple(real.stride())
+        type(tensor),
+        tensor.dtype,
+        tensor.device,
+        tensor.requires_grad,
+        tensor.is_leaf,
+        tuple(tensor.shape),
+        tuple(tensor.stride()),
     )
 
 
-def tensor_fits(real: torch.Tensor, expected: TensorGuard) -> bool:
+def tensor_fits(tensor: torch.Tensor, expected: TensorGuard) -> bool:
     """Whether a ``tensor`` guard holds, but for its symbolic sizes."""
-    if type(real) is not expected.cls or _refusal(real) is not None:
+    if type(tensor) is not expected.cls or _refusal(tensor) is not None:
         return False
     try:
-        leaf = real.is_leaf if expected.requires_grad and expected.cls is not torch.nn.Parameter else expected.leaf
+        leaf = tensor.is_leaf if expected.requires_grad and expected.cls is not torch.nn.Parameter else expected.leaf
     except RuntimeError:  # see `_without_history`
         return False
-    facts = (real.dtype, real.device, real.requires_grad, leaf, real.dim())
+    facts = (tensor.dtype, tensor.device, tensor.requires_grad, leaf, tensor.dim())
     wanted = (expected.dtype, expected.device, expected.requires_grad, expected.leaf, len(expected.shape))
     if facts != wanted:
         return False
-    sizes = zip((*real.shape, *real.stride()), (*expected.shape, *expected.stride))
+    sizes = zip((*tensor.shape, *tensor.stride()), (*expected.shape, *expected.stride))
     return all(size == fixed for size, fixed in sizes if isinstance(fixed, int))
 
 
-def _refusal(real: torch.Tensor) -> tuple[str, str] | None:
+def _refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
     """Why a tensor cannot be an input, and what to do; None if it can."""
-    if type(real) not in TENSOR_TYPES and not is_plain_subclass(type(real)):
-        return f"an argument is a {type(real).__name__}, a subclass of Tensor", "call it outside the compiled function"
-    if real.is_nested or real.layout is not torch.strided:
-        kind = "nested" if real.is_nested else str(real.layout).removeprefix("torch.")
+    cls = type(tensor)
+    if cls not in TENSOR_TYPES and not is_plain_subclass(cls):
+        return f"an argument is a {cls.__name__}, a subclass of Tensor", "call it outside the compiled function"
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         return f"an argument is a {kind} tensor", "convert it to a dense tensor first"
-    if real.is_quantized:
-        return f"an argument is quantised ({real.dtype})", "dequantise it first"
-    if real.is_conj() or real.is_neg():
+    if tensor.is_quantized:
+        return f"an argument is quantised ({tensor.dtype})", "dequantise it first"
+    if tensor.is_conj() or tensor.is_neg():
         return "an argument is a conjugate or negated view that is not computed yet", "call resolve_conj/resolve_neg"
-    if real.requires_grad and real.is_inference():
+    if tensor.requires_grad and tensor.is_inference():
         return "an argument is an inference tensor that requires grad, which it never gets", "detach it"
     return None
 
 
-def _without_history(real: torch.Tensor) -> tuple[str, str] | None:
+def _without_history(tensor: torch.Tensor) -> tuple[str, str] | None:
     """As `_refusal`: one of several views that were made at once has no history any more when it was written to."""
     try:
-        _ = real.is_leaf
+        _ = tensor.is_leaf
     except RuntimeError:
         return "an argument is one of several views, as of split, that were written to", "write to their base"
     return None
@@ -185,9 +192,9 @@ def text(guard: Guard) -> str:
             return f"hasattr({name}, {expected[0]!r}) is {expected[1]}"
         case "class_attr":
             held = name if expected.after is None else f"super({expected.after.__qualname__}, {name})"
-            if expected.found is MISSING:
+            if expected.value is MISSING:
                 return f"{held} has no attribute {expected.name!r}"
-            return f"{held}.{expected.name} is {_show(expected.found)}"
+            return f"{held}.{expected.name} is {_show(expected.value)}"
         case "same":
             return f"{name} is {sources.text(expected)}"
         case "distinct":
@@ -285,8 +292,8 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
             return [test if expected[1] else f"not {test}"]
         case "class_attr":
             after = "" if expected.after is None else f", {constant(expected.after, expected.after.__name__)}"
-            found = f"{constant(steering, 'class_attribute')}({value}, {expected.name!r}{after})"
-            return [f"{found} is {reader.namespace.reference(expected.found, 'o')}"]
+            attribute = f"{constant(steering, 'class_attribute')}({value}, {expected.name!r}{after})"
+            return [f"{attribute} is {reader.namespace.reference(expected.value, 'o')}"]
         case "equals":
             return _equals_conditions(value, lambda: reader.again(source), expected, constant)
         case "tensor":
@@ -327,7 +334,7 @@ def _tensor_conditions(value: str, source: Source, expected: TensorGuard, reader
     exact = f"{constant(type, 'type')}({value}) is {constant(expected.cls, expected.cls.__name__)}"
     again = reader.again(source)
     shape, stride = _layout_conditions(again, source, expected, reader)
-    found = [
+    tests = [
         exact,
         *shape,
         f"{again}.dtype is {constant(expected.dtype, 'dtype')}",
@@ -335,14 +342,14 @@ def _tensor_conditions(value: str, source: Source, expected: TensorGuard, reader
         stride,
     ]
     cpu = expected.device.type == "cpu"
-    found.append(f"{again}.is_cpu" if cpu else f"{again}.device == {constant(expected.device, 'device')}")
+    tests.append(f"{again}.is_cpu" if cpu else f"{again}.device == {constant(expected.device, 'device')}")
     if expected.cls is not torch.nn.Parameter:
-        found.append(f"not {again}.is_neg()")
+        tests.append(f"not {again}.is_neg()")
         if expected.requires_grad:
-            found.append(f"{again}.is_leaf" if expected.leaf else f"not {again}.is_leaf")
+            tests.append(f"{again}.is_leaf" if expected.leaf else f"not {again}.is_leaf")
     if expected.dtype.is_complex:
-        found.append(f"not {again}.is_conj()")
-    return found
+        tests.append(f"not {again}.is_conj()")
+    return tests
 
 
 def shape_source(source: Source) -> Source:
@@ -370,7 +377,7 @@ def _layout_conditions(
     symbol's bounds, other symbolic ones are equal to theirs."""
     if not expected.symbols:
         return [f"{again}.shape == {_ints(expected.shape)}"], f"{again}.stride() == {_ints(expected.stride)}"
-    found = [f"{reader.namespace.constant(len, 'len')}({reader.read(shape_source(source))}) == {len(expected.shape)}"]
+    tests = [f"{reader.namespace.constant(len, 'len')}({reader.read(shape_source(source))}) == {len(expected.shape)}"]
     shape = reader.again(shape_source(source))
     own: list[tuple[Expr, Source, str]] = []
     for dim, size in enumerate(expected.shape):
@@ -378,13 +385,13 @@ def _layout_conditions(
             place = size_source(source, dim)
             own.append((size, place, reader.read(place)))
         else:
-            found.append(f"{shape}[{dim}] == {size}")
+            tests.append(f"{shape}[{dim}] == {size}")
     values = {name: (read, reader.read(read)) for name, read in expected.symbols}
     texts = {name: text for name, (_, text) in values.items()}
     for size, place, text in own:
         read = values.get(size.text(), (None, ""))[0]
-        found += _within(text, *size.bounds()) if read == place else [f"{text} == {_ints([size], texts)[1:-2]}"]
-    return found, f"{again}.stride() == {_ints(expected.stride, texts)}"
+        tests += _within(text, *size.bounds()) if read == place else [f"{text} == {_ints([size], texts)[1:-2]}"]
+    return tests, f"{again}.stride() == {_ints(expected.stride, texts)}"
 
 
 def _within(value: str, lo: int | None, hi: int | None) -> list[str]:
@@ -433,7 +440,7 @@ def _global_conditions(expected: GlobalState, constant: Constant) -> list[str]:
         return f"{'' if wanted else 'not '}{constant(function, hint)}()"
 
     native = torch._C
-    found = [
+    tests = [
         flag(native.is_grad_enabled, expected.grad, "grad_enabled"),
         f"not {constant(state, 'state')}.disabled",
         flag(native._len_torch_dispatch_stack, False, "dispatch_modes"),
@@ -448,9 +455,9 @@ def _global_conditions(expected: GlobalState, constant: Constant) -> list[str]:
         f"{constant(native._get_tracing_state, 'jit_tracing')}() is None",
     ]
     if expected.autocast:
-        found.append(f"{constant(autocast_state, 'autocast')}() == {constant(expected.autocast, 'autocast')}")
-        found.append(flag(torch.is_autocast_cache_enabled, expected.autocast_cache, "autocast_cache"))
-    return found
+        tests.append(f"{constant(autocast_state, 'autocast')}() == {constant(expected.autocast, 'autocast')}")
+        tests.append(flag(torch.is_autocast_cache_enabled, expected.autocast_cache, "autocast_cache"))
+    return tests
 
 
 # ---- order, and failures ---------------------------------------------------------------------------------------------
@@ -465,10 +472,10 @@ def prepare(guards: Iterable[Guard], now: GlobalState) -> list[Guard]:
     arguments: list[Guard] = []
     rest: list[Guard] = []
     seen: set[tuple[object, ...]] = set()
-    found = now
+    surroundings = now
     for guard in guards:
         if guard.kind == "global_state":
-            found = guard.expected or now
+            surroundings = guard.expected or now
             continue
         key = (guard.kind, guard.source, _identity(guard))
         if key not in seen and not (guard.kind == "same" and guard.source == guard.expected):
@@ -480,7 +487,7 @@ def prepare(guards: Iterable[Guard], now: GlobalState) -> list[Guard]:
             )  # an attribute may be computed by then: what its class has comes first
             kinds = ("type", "tensor", "length", "dict_keys", "equals", "integer")
             (arguments if near and guard.kind in kinds else rest).append(guard)
-    return [*arguments, Guard(None, "global_state", found), *rest]
+    return [*arguments, Guard(None, "global_state", surroundings), *rest]
 
 
 def _identity(guard: Guard) -> Any:
@@ -525,10 +532,10 @@ def first_failure(
 
 
 def _failure(guard: Guard, signature: Signature, args: Sequence[object], kwargs: Mapping[str, object]) -> Failure:
-    found = _actual(guard, signature, args, kwargs)
-    if isinstance(found, TensorGuard):
-        return Failure(guard, text(Guard(guard.source, "tensor", found)), found)
-    return Failure(guard, found, None)
+    actual = _actual(guard, signature, args, kwargs)
+    if isinstance(actual, TensorGuard):
+        return Failure(guard, text(Guard(guard.source, "tensor", actual)), actual)
+    return Failure(guard, actual, None)
 
 
 def _actual(
@@ -552,8 +559,8 @@ def _actual(
     if guard.kind == "type":
         return _show(type(value))
     if guard.kind == "class_attr":
-        found = steering(value, guard.expected.name, guard.expected.after)
-        return "none" if found is MISSING else _show(found)
+        attribute = steering(value, guard.expected.name, guard.expected.after)
+        return "none" if attribute is MISSING else _show(attribute)
     if guard.kind == "tensor" and isinstance(value, torch.Tensor):
         refusal = _refusal(value) or _without_history(value)
         return refusal[0] if refusal else tensor_guard(value)

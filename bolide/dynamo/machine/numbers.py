@@ -120,7 +120,7 @@ def derive(world: World, text: str, value: Any) -> Any:
     """The number that `text` says of sizes and floats from outside, `value` in this call; None where it is made of
     several of them, or of data."""
     names = symbols_in(text)
-    known = world.numbers.floats | {symbol.name: symbol.source for symbol in world.symbols.found}
+    known = world.numbers.floats | {symbol.name: symbol.source for symbol in world.symbols.all}
     if len(names) != 1 or names[0] not in known or names[0] in world.trace.shapes.facts.names or not is_number(value):
         return None
     source = Source("apply", known[names[0]], (), computing(with_symbols(text, {names[0]: "n"})))
@@ -137,7 +137,7 @@ def _number(world: World, source: Source, value: Number, of: str) -> object:
     if isinstance(value, float):
         return world.numbers.float_of(source, value)
     world.guards.add(source, "integer", (None, None))
-    marked = any(symbol.name == of and symbol.marked for symbol in world.symbols.found)
+    marked = any(symbol.name == of and symbol.marked for symbol in world.symbols.all)
     return world.symbols.integer(source, value, f"number{len(world.numbers.derived)}", marked)
 
 

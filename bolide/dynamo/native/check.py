@@ -96,12 +96,12 @@ class Check:
 
     def slow(self, *values: object) -> list[object] | None:
         """The readable check, and after it has passed a recording."""
-        found = self.readable(*values)
-        if found is not None:
+        answer = self.readable(*values)
+        if answer is not None:
             self.passes += 1
             if self.passes >= FIRST_RECORDING:
                 self._try_to_record(values)
-        return found
+        return answer
 
     def _try_to_record(self, values: Sequence[object]) -> None:
         """Record; where that fails the check stays in Python."""

@@ -118,7 +118,7 @@ def layout() -> Layout | None:
 def _layout() -> Layout:
     metadata, requires_grad, grad_fn = _autograd_offsets()
     flags, flags_mask = _autograd_flags()
-    found = Layout(
+    layout = Layout(
         class_version=_class_version_offset(),
         bases=_find(_words(id(_Plain), object.__sizeof__(_Plain) // WORD), [id(_Plain.__mro__)], "tp_mro"),
         qualified_name=_qualified_name_offset(),
@@ -132,8 +132,8 @@ def _layout() -> Layout:
         flags_mask=flags_mask,
         **_tensor_offsets(),
     )
-    _confirm_tensors(found)
-    return found
+    _confirm_tensors(layout)
+    return layout
 
 
 # ---- CPython ---------------------------------------------------------------------------------------------------------
@@ -398,21 +398,21 @@ def _kind_offset(plain: Sequence[int]) -> int:
     by dtype and device. (Words that hold addresses may differ by as little.)
     """
 
-    def made(dtype: torch.dtype, device: str) -> torch.Tensor:
+    def example(dtype: torch.dtype, device: str) -> torch.Tensor:
         return torch.empty_strided((3, 5, 7, 11, 13), (17, 19, 23, 29, 31), dtype=dtype, device=device)
 
-    alike = [made(torch.float32, "cpu") for _ in range(3)]
-    other_types = [made(dtype, "cpu") for dtype in (torch.int64, torch.bool, torch.bfloat16, torch.complex128)]
-    other_device = made(torch.float32, "meta")
-    found = []
+    alike = [example(torch.float32, "cpu") for _ in range(3)]
+    other_types = [example(dtype, "cpu") for dtype in (torch.int64, torch.bool, torch.bfloat16, torch.complex128)]
+    other_device = example(torch.float32, "meta")
+    places = []
     for place, here in enumerate(plain):
         same = all(word(tensor._cdata + place * WORD) & KIND_MASK == here & KIND_MASK for tensor in alike)
         by_type = [(word(tensor._cdata + place * WORD) ^ here) & KIND_MASK for tensor in other_types]
         by_device = (word(other_device._cdata + place * WORD) ^ here) & KIND_MASK
         if same and all(0 < bits < 1 << 16 for bits in by_type) and by_device and not by_device & ~(0xFF << 16):
-            found.append(place)
-    _require(len(found) == 1 and plain[found[0]] >> 24 & 0xFF == 0xFF, "dtype and device")
-    return found[0] * WORD
+            places.append(place)
+    _require(len(places) == 1 and plain[places[0]] >> 24 & 0xFF == 0xFF, "dtype and device")
+    return places[0] * WORD
 
 
 def required(name: str) -> int:
@@ -440,11 +440,11 @@ def _autograd_flags() -> tuple[int, int]:
             states[grad, inference] = read()
     different = [i for i in range(32) if len({state[i] for state in states.values()}) > 1]
     _require(len(different) == 1, "autograd flags")
-    found = {key: state[different[0]] for key, state in states.items()}
-    _require(len(set(found.values())) == 4, "grad and inference mode")
+    flags = {key: state[different[0]] for key, state in states.items()}
+    _require(len(set(flags.values())) == 4, "grad and inference mode")
     mask = 0
-    for value in found.values():
-        mask |= value ^ found[False, False]
+    for value in flags.values():
+        mask |= value ^ flags[False, False]
     return different[0], mask
 
 
@@ -503,7 +503,7 @@ def _autograd_offsets() -> tuple[int, int, int]:
 def _confirm_tensors(layout: Layout) -> None:
     """Tensors of many kinds are read as they are."""
     leaf = torch.ones(2, 3, requires_grad=True)
-    made = leaf * 2
+    twice = leaf * 2
     written, taken, before = torch.ones(2, 3), (leaf * 3).detach_(), torch.ones(2, 3, requires_grad=True)
     written.mul_(leaf)
     before.requires_grad_(False)
@@ -511,8 +511,8 @@ def _confirm_tensors(layout: Layout) -> None:
         inference = torch.ones(3)
     graded = torch.ones(3, requires_grad=True)
     (graded * 2).sum().backward()  # type: ignore[no-untyped-call]
-    examples = [torch.ones(()), torch.ones(4, 0), leaf, made, made[0], made.detach(), written, taken, before, graded]
-    examples += [torch.nn.Parameter(made.detach()), made.t(), leaf.data, inference, torch.ones(1, 2, 1, 2, 1, 2, 1)]
+    examples = [torch.ones(()), torch.ones(4, 0), leaf, twice, twice[0], twice.detach(), written, taken, before, graded]
+    examples += [torch.nn.Parameter(twice.detach()), twice.t(), leaf.data, inference, torch.ones(1, 2, 1, 2, 1, 2, 1)]
     examples += [torch.ones(9, dtype=torch.int16)[4:]]
     for tensor in examples:
         _require(_as_read(tensor, layout) == _as_it_is(tensor), "tensors")
@@ -529,10 +529,10 @@ def _as_read(tensor: torch.Tensor, layout: Layout) -> tuple[Any, ...]:
     strides = impl + layout.strides if inline else sizes + dims * WORD
     metadata = word(impl + layout.metadata)
     flagged = bool(metadata) and ctypes.c_ubyte.from_address(metadata + layout.requires_grad).value != 0
-    made = bool(metadata) and word(metadata + layout.grad_fn) != 0
+    derived = bool(metadata) and word(metadata + layout.grad_fn) != 0
     offset = tensor.element_size() * word(impl + layout.storage_offset)
     data = word(word(impl + layout.storage) + layout.storage_data) + (offset if tensor.numel() else 0)
-    return dims, _words(sizes, dims), _words(strides, dims), flagged or made, not made, data
+    return dims, _words(sizes, dims), _words(strides, dims), flagged or derived, not derived, data
 
 
 def _as_it_is(tensor: torch.Tensor) -> tuple[Any, ...]:

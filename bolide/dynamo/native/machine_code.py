@@ -161,10 +161,10 @@ def refused(control: int, instruction: int) -> int:
 def collect(program: int, slots: int, rest: int) -> int:
     """The list of results."""
     count = word(program, 3)
-    found = call("PyList_New", count)
-    if found == 0:
+    results = call("PyList_New", count)
+    if results == 0:
         return 0
-    items = at(found, places.LIST_ITEMS)
+    items = at(results, places.LIST_ITEMS)
     result = word(program, 4)
     i = 0
     while i < count:
@@ -178,7 +178,7 @@ def collect(program: int, slots: int, rest: int) -> int:
         put(items, i, value)
         result += 2 * places.WORD
         i += 1
-    return found
+    return results
 
 
 # ---- memory and Python's objects; `now` is the address of an instruction ---------------------------------------------
@@ -204,13 +204,13 @@ def bits_match(notes: int, count: int) -> bool:
     return True
 
 
-def equals(found: int, wanted: int) -> bool:
+def equals(value: int, wanted: int) -> bool:
     """The same object, or one of the same built-in type that is equal."""
-    if found == wanted:
+    if value == wanted:
         return True
-    if at(found, places.TYPE) != at(wanted, places.TYPE):
+    if at(value, places.TYPE) != at(wanted, places.TYPE):
         return False
-    return call("PyObject_RichCompareBool", found, wanted, 2) == 1
+    return call("PyObject_RichCompareBool", value, wanted, 2) == 1
 
 
 def unpack(slots: int, now: int, is_list: bool) -> bool:
@@ -250,27 +250,27 @@ def unpack_dict(slots: int, now: int) -> bool:
 
 def attribute_is(owner: int, name: int, wanted: int) -> bool:
     """ATTRIBUTE_IS."""
-    found = call("PyObject_GetAttr", owner, name)
-    if found == 0:
+    value = call("PyObject_GetAttr", owner, name)
+    if value == 0:
         return forget()
-    call("Py_DecRef", found)
-    return found == wanted
+    call("Py_DecRef", value)
+    return value == wanted
 
 
 def read_attribute(slots: int, now: int, temporaries: int) -> bool:
     """ATTRIBUTE: the list of temporaries keeps what was read alive."""
-    found = call("PyObject_GetAttr", word(now, 2), word(now, 3))
-    if found == 0:
+    value = call("PyObject_GetAttr", word(now, 2), word(now, 3))
+    if value == 0:
         return forget()
     if word(temporaries) == 0:
         put(temporaries, 0, call("PyList_New", 0))
     refused = -1
     if word(temporaries) != 0:
-        refused = call("PyList_Append", word(temporaries), found)
-    call("Py_DecRef", found)
+        refused = call("PyList_Append", word(temporaries), value)
+    call("Py_DecRef", value)
     if refused != 0:
         return forget()
-    put(slots, word(now, 1), found)
+    put(slots, word(now, 1), value)
     return True
 
 

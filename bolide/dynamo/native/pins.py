@@ -89,16 +89,16 @@ class Recorder(Notes):
 
     def value(self, source: Source) -> Any:
         """The object at a source, which stays the same one. Raises Loose."""
-        found = self.pinned.get(source, MISSING)
-        if found is MISSING:
+        value = self.pinned.get(source, MISSING)
+        if value is MISSING:
             try:
-                found = self._follow(source)
+                value = self._follow(source)
             except Loose:
-                found = Loose
-            self.pinned[source] = found
-        if found is Loose:
+                value = Loose
+            self.pinned[source] = value
+        if value is Loose:
             raise Loose
-        return found
+        return value
 
     def _follow(self, source: Source) -> Any:
         if source in self.habits.values:
@@ -304,8 +304,8 @@ class Recorder(Notes):
         """
         listed = list(guards)
         kinds: dict[Source, object] = {Source("local", None, name): None for name in containers}
-        found = [(g.source, g.expected) for g in listed if g.kind == "type" and g.expected in (tuple, list, dict)]
-        kinds.update((source, kind) for source, kind in found if source is not None)
+        pairs = [(g.source, g.expected) for g in listed if g.kind == "type" and g.expected in (tuple, list, dict)]
+        kinds.update((source, kind) for source, kind in pairs if source is not None)
         typed: set[Source] = set()
         for guard in listed:
             source = guard.source
@@ -449,9 +449,9 @@ class Recorder(Notes):
                 if expected.after is not None and value in self.habits.classes:
                     raise Loose
                 self.note_lookup(value, expected.name)
-                if steering(value, expected.name, expected.after) is not expected.found:
+                if steering(value, expected.name, expected.after) is not expected.value:
                     raise Loose
-                self.own(expected.found)
+                self.own(expected.value)
             case "tensor" if isinstance(value, torch.Tensor):
                 self.tensors += (id(value), self._tensor_facts(value, expected))
                 self._check_sizes(source, expected)

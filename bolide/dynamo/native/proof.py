@@ -51,20 +51,20 @@ def proved(readable: Readable) -> Layout | None:
     """The layout that the native check may use, None where the check has to stay in Python. `readable` makes the
     readable form.
     """
-    found = layout()
+    known = layout()
     missing = [name for name in SYMBOLS if symbol_address(name) is None]
-    if found is None or missing:
+    if known is None or missing:
         _log.info("checks stay in Python: %s", f"no {missing[0]}" if missing else "objects are laid out otherwise")
         return None
     try:
-        native.method(found)  # which takes a lock that this thread may hold
+        native.method(known)  # which takes a lock that this thread may hold
         # In a thread of its own: signal handlers, which may do anything, do not run there under the proof's modes.
         with _underway, ThreadPoolExecutor(1, "bolide proof") as thread:
-            thread.submit(_prove, found, readable).result()
+            thread.submit(_prove, known, readable).result()
     except Exception as error:
         _log.info("checks stay in Python: %s: %s", type(error).__name__, error)
         return None
-    return found
+    return known
 
 
 on_reset(proved.cache_clear)
@@ -78,7 +78,7 @@ class _Object:
         self.weight = torch.ones(3)
 
 
-_NAMES = ("x", "leaf", "number", "items", "table", "thing")
+_NAMES = ("x", "leaf", "number", "items", "table", "owner")
 
 
 def _values() -> list[Any]:
@@ -92,7 +92,7 @@ def _values() -> list[Any]:
     ]
 
 
-def _prove(found: Layout, readable: Readable) -> None:
+def _prove(layout: Layout, readable: Readable) -> None:
     """Raises Unproved, or whatever else goes wrong."""
     values = _values()
     checks, wanted = _guards(values)
@@ -103,8 +103,8 @@ def _prove(found: Layout, readable: Readable) -> None:
         return readable(_NAMES, loose, left, "proof")[1]
 
     def recorded(habits: Habits) -> native.Form:
-        program = pins.record(found, _NAMES, (), values, checks, wanted, habits, rest).program
-        return native.make_check(found, len(_NAMES), [program], lambda *given: None)
+        program = pins.record(layout, _NAMES, (), values, checks, wanted, habits, rest).program
+        return native.make_check(layout, len(_NAMES), [program], lambda *given: None)
 
     def compare(what: str, check: native.Form, given: Sequence[Any]) -> None:
         expected, answer = in_python(*given), check(*given)
@@ -135,9 +135,9 @@ def _is(one: object, other: object) -> bool:
 
 def _guards(values: Sequence[Any]) -> tuple[list[Guard], list[Source]]:
     """Guards of many kinds that hold for these values, and what is wanted of them."""
-    x, leaf, number, items, table, thing = (Source("local", None, name) for name in _NAMES)
+    x, leaf, number, items, table, owner = (Source("local", None, name) for name in _NAMES)
     first, a = Source("item", items, 0), Source("item", table, "a")
-    gain, weight = Source("attr", thing, "gain"), Source("attr", thing, "weight")
+    gain, weight = Source("attr", owner, "gain"), Source("attr", owner, "weight")
     tensors = [
         (x, values[0]),
         (leaf, values[1]),
@@ -145,8 +145,8 @@ def _guards(values: Sequence[Any]) -> tuple[list[Guard], list[Source]]:
         (a, values[4]["a"]),
         (weight, values[5].weight),
     ]
-    found = [
-        *(Guard(source, "tensor", guards.tensor_guard(real)) for source, real in tensors),
+    checks = [
+        *(Guard(source, "tensor", guards.tensor_guard(tensor)) for source, tensor in tensors),
         Guard(number, "equals", values[2]),
         Guard(items, "type", list),
         Guard(items, "length", 2),
@@ -154,11 +154,11 @@ def _guards(values: Sequence[Any]) -> tuple[list[Guard], list[Source]]:
         Guard(table, "type", dict),
         Guard(table, "dict_keys", list(values[4])),
         Guard(Source("item", table, "b"), "equals", 5),
-        Guard(thing, "type", _Object),
+        Guard(owner, "type", _Object),
         Guard(gain, "equals", 2.0),
         Guard(None, "distinct", (x, leaf)),
     ]
-    return guards.prepare(found, guards.global_state()), [x, leaf, first, a, weight]
+    return guards.prepare(checks, guards.global_state()), [x, leaf, first, a, weight]
 
 
 class _Mode(TorchFunctionMode):
@@ -207,9 +207,9 @@ def _inference() -> torch.Tensor:
 
 def _changes(values: Sequence[object]) -> Iterator[tuple[str, AbstractContextManager[Any]]]:
     """The same objects, changed for a while; other states of the thread."""
-    items, table, thing = values[3:]
-    yield "another attribute", _put(vars(thing), "gain", 3.0)
-    yield "another weight", _put(vars(thing), "weight", torch.ones(4))
+    items, table, owner = values[3:]
+    yield "another attribute", _put(vars(owner), "gain", 3.0)
+    yield "another weight", _put(vars(owner), "weight", torch.ones(4))
     yield "another item", _put(table, "b", 6)
     yield "another key", _put(table, "c", 1)
     yield "another item of a list", _put(items, 1, "next")

@@ -108,12 +108,12 @@ class Relation:
 @dataclass(frozen=True)
 class ClassAttribute:
     """What looking up `name` in a class finds, or, with `after`, in the classes behind that one in its resolution
-    order. `found`: the very object, unbound; MISSING; PLAIN for a value that is no descriptor, whatever it is.
+    order. `value`: the very object, unbound; MISSING; PLAIN for a value that is no descriptor, whatever it is.
     """
 
     name: str
     after: type | None
-    found: Any
+    value: Any
 
 
 @dataclass(frozen=True)

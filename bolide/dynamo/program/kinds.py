@@ -104,9 +104,9 @@ def descriptor_of(function: Any) -> Any:
     user's overrides it (`super().append`). None where there is none."""
     owner = function.__self__
     for base in type(owner).__mro__:
-        found: Any = vars(base).get(function.__name__)
-        if type(found) in C_METHODS and found.__get__(owner) == function:
-            return found
+        descriptor: Any = vars(base).get(function.__name__)
+        if type(descriptor) in C_METHODS and descriptor.__get__(owner) == function:
+            return descriptor
     return None
 
 
@@ -169,9 +169,9 @@ FUNCTION_PARTS = frozenset(
 SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
-def is_derived_constant(real: object, cls: type) -> bool:
+def is_derived_constant(value: object, cls: type) -> bool:
     """Whether an instance of a subclass of int, float, str or bytes is nothing but that."""
-    if not issubclass(cls, (int, float, str, bytes)) or own_namespace(real):
+    if not issubclass(cls, (int, float, str, bytes)) or own_namespace(value):
         return False
     return type(cls.__eq__) is not types.FunctionType
 
@@ -203,10 +203,10 @@ def class_attribute(cls: type, name: str, after: type | None = None) -> Any:
     return MISSING
 
 
-def attribute_hook(found: object, name: str) -> object:
+def attribute_hook(method: object, name: str) -> object:
     """What a class has under the name of a special method for attributes, unless that is Python's own protocol;
     MISSING. It may be written in C (``__setattr__ = dict.__setitem__``)."""
-    return MISSING if type(found) is types.WrapperDescriptorType and found.__name__ == name else found
+    return MISSING if type(method) is types.WrapperDescriptorType and method.__name__ == name else method
 
 
 def is_read_by_code(cls: type) -> bool:
@@ -222,11 +222,11 @@ def is_data_descriptor(kind: type) -> bool:
 
 def steering(cls: type, name: str, after: type | None = None) -> Any:
     """As `class_attribute`, but PLAIN for a value that only counts where it is read, and is guarded there."""
-    found = class_attribute(cls, name, after)
-    if found is MISSING or found is None or (name.startswith("__") and name.endswith("__")):
-        return found
-    kind = type(found)
-    return found if any(hasattr(kind, hook) for hook in ("__get__", "__set__", "__delete__")) else PLAIN
+    value = class_attribute(cls, name, after)
+    if value is MISSING or value is None or (name.startswith("__") and name.endswith("__")):
+        return value
+    kind = type(value)
+    return value if any(hasattr(kind, hook) for hook in ("__get__", "__set__", "__delete__")) else PLAIN
 
 
 def name_in_c(cls: type) -> str:
@@ -349,8 +349,8 @@ _OPAQUE_CLASSES = frozenset(
 PROXIES: frozenset[type] = frozenset({weakref.ProxyType, weakref.CallableProxyType})
 
 
-def is_opaque(real: object) -> bool:
-    cls: Any = type(real)
+def is_opaque(value: object) -> bool:
+    cls: Any = type(value)
     return _opaque_class(cls)
 
 

@@ -72,7 +72,7 @@ def symbols_in(expression: str) -> list[str]:
 
 def with_symbols(expression: str, symbols: Mapping[str, str]) -> str:
     """The text of an `Expr` or a `Cond` with what stands for each symbol put in its place."""
-    return _SYMBOL.sub(lambda found: symbols[found.group()], expression)
+    return _SYMBOL.sub(lambda match: symbols[match.group()], expression)
 
 
 _FUNCTION = re.compile(r"\b(math|min|max|round|pow|divmod)(?=[.(])")
@@ -81,7 +81,7 @@ _FUNCTIONS = {"math": math, "min": min, "max": max, "round": round, "pow": pow, 
 
 def with_functions(expression: str, namespace: Namespace) -> str:
     """The text of a condition with the functions in it under names that no parameter has."""
-    return _FUNCTION.sub(lambda found: namespace.reference(_FUNCTIONS[found.group()], found.group()), expression)
+    return _FUNCTION.sub(lambda match: namespace.reference(_FUNCTIONS[match.group()], match.group()), expression)
 
 
 class Namespace:

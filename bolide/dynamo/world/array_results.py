@@ -117,41 +117,41 @@ def _of_this_call(size: Any) -> int:
     return hint_of(size)
 
 
-def arranged(like: Likeness | None, found: object, kind: Kind, instead: Mapping[object, object], given: Any) -> Any:
-    """The result `found` as NumPy's: in its containers, its kind of array or number, its memory and strides. Raises
+def arranged(like: Likeness | None, result: object, kind: Kind, instead: Mapping[object, object], given: Any) -> Any:
+    """A result as NumPy's: in its containers, its kind of array or number, its memory and strides. Raises
     TypeError where it is not what NumPy gives, or would give with other default types: those `instead` of its own."""
     if like is not None:
-        return _arranged(like.result, found, like.pairs, kind, instead)
+        return _arranged(like.result, result, like.pairs, kind, instead)
     inputs = [tensor.group for value in given if (tensor := kind.tensor(value)) is not None]
-    for item in found if isinstance(found, (tuple, list)) else (found,):
+    for item in result if isinstance(result, (tuple, list)) else (result,):
         tensor = kind.tensor(item)
         if tensor is not None and any(tensor.group is group for group in inputs):
             raise TypeError  # whether it is a view in NumPy is not known
-    return found
+    return result
 
 
 def _arranged(
-    like: Any, found: Any, pairs: list[tuple[object, object]], kind: Kind, instead: Mapping[object, object]
+    like: Any, result: Any, pairs: list[tuple[object, object]], kind: Kind, instead: Mapping[object, object]
 ) -> object:
     if isinstance(like, (tuple, list)):
-        if not isinstance(found, (tuple, list)) or len(found) != len(like):
+        if not isinstance(result, (tuple, list)) or len(result) != len(like):
             raise TypeError
-        items = [_arranged(one, item, pairs, kind, instead) for one, item in zip(like, found)]
+        items = [_arranged(one, item, pairs, kind, instead) for one, item in zip(like, result)]
         cls: Any = type(like)
         return cls(items) if cls in (tuple, list) else cls(*items)
-    tensor = kind.tensor(found)
+    tensor = kind.tensor(result)
     if isinstance(like, torch.Tensor):
         return _as_tensor(like, tensor)
     if not isinstance(like, (numpy.ndarray, numpy.generic)):
-        if tensor is not None or (isinstance(like, (type, numpy.dtype)) and type(like) is not type(found)):
+        if tensor is not None or (isinstance(like, (type, numpy.dtype)) and type(like) is not type(result)):
             raise TypeError
-        return found
+        return result
     same = next((own for given, own in pairs if given is like and kind.tensor(own) is not None), None)
     if same is not None:
         return same
     if tensor is None or tensor.dim() != like.ndim:
         raise TypeError
-    if found.dtype not in (like.dtype, instead.get(like.dtype, like.dtype)):
+    if result.dtype not in (like.dtype, instead.get(like.dtype, like.dtype)):
         raise TypeError
     return kind.make(_in_memory(like, tensor, pairs, kind), like)
 
@@ -160,10 +160,10 @@ def _as_tensor(like: torch.Tensor, tensor: TracedTensor | None) -> object:
     """The tensor that NumPy hands to `Tensor.__array_wrap__`, which knows no truths."""
     if tensor is None or tensor.dim() != like.dim():
         raise TypeError
-    made = tensor.to(like.dtype) if tensor.dtype is torch.bool else tensor
-    if made.dtype is not like.dtype:
+    converted = tensor.to(like.dtype) if tensor.dtype is torch.bool else tensor
+    if converted.dtype is not like.dtype:
         raise TypeError
-    return made
+    return converted
 
 
 def _in_memory(like: object, tensor: TracedTensor, pairs: list[tuple[object, object]], kind: Kind) -> Any:

@@ -72,21 +72,21 @@ class TracedArray(NDArrayOperatorsMixin):
         raise refused("asarray")
 
     def __getattr__(self, name: str) -> Any:
-        real = _class_of(self)
-        if hasattr(real, name):
+        cls = _class_of(self)
+        if hasattr(cls, name):
             if name in ATTRIBUTES:
-                found = out_of(getattr(self.array, name), ())
-                is_scalar = isinstance(self, TracedScalar) and isinstance(found, TracedArray)
-                return scalar_of(found.tensor) if is_scalar else found
+                value = out_of(getattr(self.array, name), ())
+                is_scalar = isinstance(self, TracedScalar) and isinstance(value, TracedArray)
+                return scalar_of(value.tensor) if is_scalar else value
             if name in policy.ARRAY_METHODS:
                 return ArrayMethod(self, name)
             raise refused(f"ndarray.{name}")
-        raise AttributeError(f"'{real.__module__}.{real.__name__}' object has no attribute '{name}'")
+        raise AttributeError(f"'{cls.__module__}.{cls.__name__}' object has no attribute '{name}'")
 
     @property
     def dtype(self) -> numpy.dtype[Any]:
-        found: numpy.dtype[Any] = numpy.dtype(self.array.dtype.name)
-        return found
+        dtype: numpy.dtype[Any] = numpy.dtype(self.array.dtype.name)
+        return dtype
 
     @property
     def nbytes(self) -> object:
@@ -94,26 +94,26 @@ class TracedArray(NDArrayOperatorsMixin):
 
     def item(self, *index: Any) -> Any:
         """An item, the only one if there is no index, as a number of Python's."""
-        found = self[index[0] if len(index) == 1 and type(index[0]) is tuple else index] if index else self
-        if type(found) is TracedArray:
-            found = scalar_of(found.tensor.reshape(()))
-        return found.item()
+        item = self[index[0] if len(index) == 1 and type(index[0]) is tuple else index] if index else self
+        if type(item) is TracedArray:
+            item = scalar_of(item.tensor.reshape(()))
+        return item.item()
 
     def __getitem__(self, index: Any) -> Any:
         dims, index = _turned(self, index)
         array = layer().ndarray(self.tensor.flip(dims)) if dims else self.array
         try:
-            found = out_of(array[into(index)], (self,))
+            item = out_of(array[into(index)], (self,))
         except IndexError as error:
             raise refused("ndarray.__getitem__") from error
-        if isinstance(found, TracedArray) and found is not self:
-            if not found.tensor.dim() and not _keeps_array(index):
-                return scalar_of(found.tensor.clone())
-            mine, its = self.tensor.group, found.tensor.group  # type: ignore[attr-defined]
+        if isinstance(item, TracedArray) and item is not self:
+            if not item.tensor.dim() and not _keeps_array(index):
+                return scalar_of(item.tensor.clone())
+            mine, its = self.tensor.group, item.tensor.group  # type: ignore[attr-defined]
             if dims:  # torch has no negative strides: whoever sees that this is no view is told
                 self.tensor._trace.listener.copied(mine, its)  # type: ignore[attr-defined]
-            found.writeable = self.writeable or not (dims or its is mine)
-        return found
+            item.writeable = self.writeable or not (dims or its is mine)
+        return item
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if not self.writeable:
@@ -322,8 +322,8 @@ def _answer(name: str, function: Any, args: Any, kwargs: Any, like: Any, given: 
     if like is None and any(type(value) is TracedTensor for value in given):
         raise refused(name)  # what NumPy makes of tensors depends on its version
     try:
-        found = out_of(function(*into(args), **into(kwargs)), given)
-        return arranged(like, found, KIND, chosen_defaults(), given)
+        result = out_of(function(*into(args), **into(kwargs)), given)
+        return arranged(like, result, KIND, chosen_defaults(), given)
     except NotImplementedError as error:
         raise refused(name) from error
     except (TypeError, ValueError, RuntimeError, LookupError) as error:  # NumPy raises its own, if it does
@@ -366,10 +366,10 @@ def _of_numbers(ufunc: object, args: Any, kwargs: object, like: Likeness | None)
             function = _DIVISIONS.get(ufunc)
     if function is None or any(number is None for number in numbers):
         return None
-    found = function(*numbers)
-    found = getattr(getattr(found, "node", None), "owner", found)
+    result = function(*numbers)
+    result = getattr(getattr(result, "node", None), "owner", result)
     kind = type(like.result)
-    return SCALARS[kind](None, found) if type(found) in (torch.SymInt, torch.SymFloat, TracedFloat) else kind(found)
+    return SCALARS[kind](None, result) if type(result) in (torch.SymInt, torch.SymFloat, TracedFloat) else kind(result)
 
 
 def _number(value: Any, kinds: set[Any]) -> Any:

@@ -47,17 +47,17 @@ class Classes:
         Guarded.
         """
         key = (cls, name, after)
-        found = self.cache.get(key, self)
-        if found is self:
+        value = self.cache.get(key, self)
+        if value is self:
             self.rely_on(cls, name, after)
-            found = self._look_up(cls, name, after) if self.written else class_attribute(cls, name, after)
-            self.cache[key] = found
-        return found
+            value = self._look_up(cls, name, after) if self.written else class_attribute(cls, name, after)
+            self.cache[key] = value
+        return value
 
     def python_method(self, cls: type, name: str) -> types.FunctionType | None:
         """The method `name` of a class if it is written in Python. Guarded."""
-        found = self.lookup(cls, name)
-        return found if type(found) is types.FunctionType else None
+        method = self.lookup(cls, name)
+        return method if type(method) is types.FunctionType else None
 
     def _look_up(self, cls: type, name: str, after: type | None) -> object:
         """`class_attribute`, with what the program has written."""
@@ -82,8 +82,8 @@ class Classes:
             for base in cls.__bases__ if name not in cls.__dict__ else ():
                 self.rely_on(base, name)
             return
-        found = ClassAttribute(name, after, steering(cls, name, after))
-        self.guards.add(Source("object", None, None, cls), "class_attr", found)
+        attribute = ClassAttribute(name, after, steering(cls, name, after))
+        self.guards.add(Source("object", None, None, cls), "class_attr", attribute)
 
     def rely_on_answer(self, cls: type, question: Callable[[object], object]) -> None:
         """Guard what a question about a class that is not a library's, which changes nothing, answers."""
@@ -144,8 +144,8 @@ class Classes:
 
 def asks_program(kind: type, name: str) -> bool:
     """Whether a class has a method in Python under a name that is no library's."""
-    found = class_attribute(kind, name)
-    return type(found) is types.FunctionType and not is_library_namespace(found.__globals__)
+    method = class_attribute(kind, name)
+    return type(method) is types.FunctionType and not is_library_namespace(method.__globals__)
 
 
 _ATTRIBUTES = ("__signature__", "__wrapped__")

@@ -268,12 +268,12 @@ def name_tensors(error: BaseException) -> None:
 
 def entries(trace: types.TracebackType | None) -> tuple[Entry, ...]:
     """What a traceback says, outermost frame first."""
-    found = []
+    lines = []
     while trace is not None:
         code = trace.tb_frame.f_code
-        found.append((code.co_filename, code.co_name, getattr(code, "co_qualname", code.co_name), trace.tb_lineno))
+        lines.append((code.co_filename, code.co_name, getattr(code, "co_qualname", code.co_name), trace.tb_lineno))
         trace = trace.tb_next
-    return tuple(found)
+    return tuple(lines)
 
 
 def entries_of(error: BaseException) -> tuple[Entry, ...]:
@@ -291,12 +291,12 @@ def restored_trace(said: tuple[Entry, ...]) -> types.TracebackType | None:
 
 def _foreign(trace: types.TracebackType | None) -> types.TracebackType | None:
     """What comes after the last frame of bolide's."""
-    found = trace
+    foreign = trace
     while trace is not None:
         if is_ours(trace.tb_frame.f_code) or is_stand_in(trace.tb_frame.f_code):
-            found = trace.tb_next
+            foreign = trace.tb_next
         trace = trace.tb_next
-    return found
+    return foreign
 
 
 @functools.lru_cache(1 << 12)

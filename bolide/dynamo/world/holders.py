@@ -213,9 +213,9 @@ class Containers:
             return real
         self.guards.add(source, "type", tuple)
         self._guard_count(source, len(real))
-        items = [self.world.wrap(item, Source("item", source, i)) for i, item in enumerate(real)]
-        self.world.identities.mirror(made := tuple(items), source)
-        return made
+        items = tuple([self.world.wrap(item, Source("item", source, i)) for i, item in enumerate(real)])
+        self.world.identities.mirror(items, source)
+        return items
 
     def wrap_derived_tuple(self, real: tuple[object, ...], cls: type, source: Source) -> object:
         """A namedtuple, a structseq or another instance of a subclass of tuple, made anew of its parts."""
@@ -233,15 +233,15 @@ class Containers:
         function, args, keywords = (
             self.world.wrap(getattr(real, name), Source("attr", source, name)) for name in ("func", "args", "keywords")
         )
-        made = functools.partial(function, *args, **keywords.dict_items.materialise())
-        return self._with_attributes(made, real, source)
+        partial = functools.partial(function, *args, **keywords.dict_items.materialise())
+        return self._with_attributes(partial, real, source)
 
-    def _with_attributes(self, made: Made, real: object, source: Source) -> Made:
-        """`made`, which stands for an outside partial or tuple, with the attributes that this has been given."""
+    def _with_attributes(self, stand_in: Made, real: object, source: Source) -> Made:
+        """`stand_in`, which stands for an outside partial or tuple, with the attributes that this has been given."""
         for name, value in own_namespace(real).items():
-            object.__getattribute__(made, "__dict__")[name] = self.world.wrap(value, attribute_source(source, name))
-        self.world.identities.mirror(made, source)
-        return made
+            object.__getattribute__(stand_in, "__dict__")[name] = self.world.wrap(value, attribute_source(source, name))
+        self.world.identities.mirror(stand_in, source)
+        return stand_in
 
     def wrap_view(self, real: object, source: Source) -> Any:
         """A view of a dict, or a read-only one of a mapping: one of what the dict is in the program."""
@@ -281,18 +281,18 @@ class Containers:
         """A copy of a container by its kind, each item wrapped: the one at index i of what `items` gives."""
         listed = items_of(real)
         self._guard_count(items, len(listed))
-        found = [self.world.wrap(item, Source("item", items, i)) for i, item in enumerate(listed)]
+        wrapped = [self.world.wrap(item, Source("item", items, i)) for i, item in enumerate(listed)]
         if base is list:
-            return found
+            return wrapped
         if base is collections.deque:
-            return base(found, limit_of(real))
-        if all(map(operator.is_, found, listed)):
+            return base(wrapped, limit_of(real))
+        if all(map(operator.is_, wrapped, listed)):
             return base(real)  # a set's own copy keeps its order
         # otherwise the order depends on what was put in first
-        for first in range(min(len(found), 8)):
-            for made in (base(found[first:] + found[:first]), base(found[first::-1] + found[:first:-1])):
-                if all(map(operator.is_, made, found)):
-                    return made
+        for first in range(min(len(wrapped), 8)):
+            for copy in (base(wrapped[first:] + wrapped[:first]), base(wrapped[first::-1] + wrapped[:first:-1])):
+                if all(map(operator.is_, copy, wrapped)):
+                    return copy
         reason = "the order of a set of objects cannot be kept"
         raise self.guards.refusal("outside_object", reason, "use a list or a dict")
 

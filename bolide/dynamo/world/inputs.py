@@ -147,7 +147,7 @@ class Numbers:
 
     def assume(self, condition: str, where: UserFrame | None) -> None:
         """Guard a condition over floats from outside and sizes."""
-        known = self.floats | {symbol.name: symbol.source for symbol in self.symbols.found}
+        known = self.floats | {symbol.name: symbol.source for symbol in self.symbols.all}
         named = tuple((name, known[name]) for name in symbols_in(condition))
         guards = self.world.guards
         guards.all.append(Guard(None, "relation", Relation(condition, named), where or guards.where()))
@@ -181,15 +181,15 @@ class Aliases:
 
     def of(self, group: AliasGroup) -> list[AliasGroup]:
         """The storage, and all that may be one with it in eager."""
-        found: list[AliasGroup] = []
+        storages: list[AliasGroup] = []
         waiting = [group]
         while waiting:
             at = waiting.pop()
-            if not any(at is known for known in found):
-                found.append(at)
+            if not any(at is known for known in storages):
+                storages.append(at)
                 waiting += [each.second for each in self.all if each.first is at]
                 waiting += [each.first for each in self.all if each.second is at]
-        return found
+        return storages
 
     def refuse(self, tensors: Iterable[TracedTensor]) -> None:
         """Raises Unsupported where the program can see, at its end or in what it asks of `tensors`, whether two of them

@@ -51,9 +51,9 @@ DICT_ITERATORS: dict[type, tuple[str, bool]] = {type(_over_dict({}, *form)): for
 
 def dict_iterator(owner: dict[object, object], name: str, backwards: bool, drawn: int) -> Iterator[object]:
     """An iterator over a dict that has given `drawn` of its items."""
-    made = _over_dict(owner, name, backwards)
-    advance(made, drawn)
-    return made
+    iterator = _over_dict(owner, name, backwards)
+    advance(iterator, drawn)
+    return iterator
 
 
 SET_ITERATOR: type = type(iter(set()))
@@ -63,9 +63,9 @@ def set_iterator(owner: set[object], rest: list[object]) -> Iterator[object]:
     """An iterator over a set that is still to give `rest`; where the set has another order, one over that list."""
     drawn = len(owner) - len(rest)
     if all(map(operator.is_, list(set.__iter__(owner))[drawn:], rest)):
-        made = set.__iter__(owner)
-        advance(made, drawn)
-        return made
+        iterator = set.__iter__(owner)
+        advance(iterator, drawn)
+        return iterator
     return iter(rest)
 
 
@@ -82,10 +82,10 @@ def reduced(iterator: Any) -> tuple[Any, ...]:
 
 def restored(function: Any, args: Any, state: object) -> Any:
     """The inverse of `reduced`."""
-    made = function(*args)
+    iterator = function(*args)
     if state is not None:
-        set_position(made, state)
-    return made
+        set_position(iterator, state)
+    return iterator
 
 
 def set_position(iterator: Any, state: Any) -> None:
@@ -165,11 +165,11 @@ def left_in(iterator: object) -> int:
 
 def _gone_over(iterator: object) -> list[Any]:
     """What an iterator goes over itself, now or, as a chain does, later."""
-    found = [part for part in gc.get_referents(iterator) if type(part) not in REDUCIBLE]
+    parts = [part for part in gc.get_referents(iterator) if type(part) not in REDUCIBLE]
     if type(iterator) is itertools.chain:
         sources = reduced(iterator)[2] or ()
-        found += [part for source in sources[:1] for part in _clone(source, {})]
-    return found
+        parts += [part for source in sources[:1] for part in _clone(source, {})]
+    return parts
 
 
 OF_ITERATORS: dict[str, Callable[..., object]] = {"__iter__": iter, "__next__": next}

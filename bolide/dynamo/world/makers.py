@@ -37,39 +37,39 @@ def dead_reference() -> object:
 
 
 def weak_container(cls: Any, items: list[Any]) -> Any:
-    made = cls()
+    container = cls()
     for item in items:
         if cls is weakref.WeakSet:
-            made.add(*item)
+            container.add(*item)
         else:
-            made[item[0]] = item[1]
-    return made
+            container[item[0]] = item[1]
+    return container
 
 
 def make_instance(cls: Any, attributes: dict[str, object] | None, items: Any) -> object:
     """A new instance of `cls` with the given state; no method of the class is run. `items` are those of a dict, list,
     set, tuple or deque subclass. `attributes` are None for a dict whose items are its attributes."""
     if issubclass(cls, frozenset):
-        made: Any = frozenset.__new__(cls, items)
+        instance: Any = frozenset.__new__(cls, items)
     else:
-        made = tuple_of(cls, items) if issubclass(cls, tuple) else bare_instance(cls)
+        instance = tuple_of(cls, items) if issubclass(cls, tuple) else bare_instance(cls)
     if items is not None:
-        _fill(made, items)
+        _fill(instance, items)
     if attributes is None:
-        object.__setattr__(made, "__dict__", made)
-        return made
+        object.__setattr__(instance, "__dict__", instance)
+        return instance
     for name, value in attributes.items():
-        _restore(made, name, value)
-    return made
+        _restore(instance, name, value)
+    return instance
 
 
-def _restore(made: object, name: str, value: object) -> None:
+def _restore(instance: object, name: str, value: object) -> None:
     """Give an instance what another one has in a slot or in its namespace, whatever else its class has of that name."""
-    found = class_attribute(type(made), name)
-    if type(found) is types.MemberDescriptorType:
-        found.__set__(made, value)
+    descriptor = class_attribute(type(instance), name)
+    if type(descriptor) is types.MemberDescriptorType:
+        descriptor.__set__(instance, value)
     else:
-        own_namespace(made)[name] = value
+        own_namespace(instance)[name] = value
 
 
 def _fill(empty: object, items: object) -> None:
@@ -99,39 +99,39 @@ _FILLED_BY: dict[type, Callable[[Any, Any], None]] = {
 def made_in_mode(tensor: torch.Tensor, inference: bool) -> torch.Tensor:
     """A tensor in the memory of another, as one that was made in inference mode, or outside."""
     with torch.inference_mode(inference):
-        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def make_derived(cls: Any, base: Any, value: Any, attributes: dict[str, Any]) -> Any:
     """A new instance of a subclass of int, float, str or bytes."""
-    made = base.__new__(cls, value)
+    instance = base.__new__(cls, value)
     for name, item in attributes.items():
-        object.__setattr__(made, name, item)
-    return made
+        object.__setattr__(instance, name, item)
+    return instance
 
 
 def file_in_memory(cls: Any, state: object) -> object:
-    made = cls()
-    made.__setstate__(state)
-    return made
+    file = cls()
+    file.__setstate__(state)
+    return file
 
 
 def random_generator(state: Any) -> random.Random:
-    made = random.Random()
-    made.setstate(state)
-    return made
+    generator = random.Random()
+    generator.setstate(state)
+    return generator
 
 
 def make_exception(cls: type, args: tuple[Any, ...], attributes: dict[str, Any], links: tuple[Any, ...]) -> Any:
     """A new exception; `links` are its cause, its context, whether the context is suppressed, and its traceback."""
-    made = cls.__new__(cls, *args)
+    exception = cls.__new__(cls, *args)
     initialise: Any = getattr(cls, "__init__")  # noqa: B009
     if type(initialise) is not types.FunctionType:
-        initialise(made, *args)  # sets what `args` alone does not hold: a StopIteration's value, an OSError's file
-    made.__dict__.update(attributes)
-    made.__cause__, made.__context__, made.__suppress_context__, made.__traceback__ = links
-    return made
+        initialise(exception, *args)  # sets what `args` alone does not hold: a StopIteration's value, an OSError's file
+    exception.__dict__.update(attributes)
+    exception.__cause__, exception.__context__, exception.__suppress_context__, exception.__traceback__ = links
+    return exception
 
 
 def fill_instance(empty: object, full: object) -> None:
@@ -163,19 +163,19 @@ def exchange(target: set[object], gone: list[object], new: list[object]) -> None
 def state_of(value: object) -> dict[str, object]:
     """An instance's attributes, those in slots too (unless a subclass has something else of that name)."""
     attributes = dict(own_namespace(value))
-    members = {name: found for base in reversed(type(value).__mro__) for name, found in base.__dict__.items()}
-    for name, found in members.items():
-        if type(found) is types.MemberDescriptorType and hasattr(value, name):
+    members = {name: member for base in reversed(type(value).__mro__) for name, member in base.__dict__.items()}
+    for name, member in members.items():
+        if type(member) is types.MemberDescriptorType and hasattr(value, name):
             attributes[name] = getattr(value, name)
     return attributes
 
 
 def make_partial(attributes: dict[str, object], function: Any, /, *args: Any, **keywords: Any) -> object:
     """A partial with attributes of its own."""
-    made = functools.partial(function, *args, **keywords)
+    partial = functools.partial(function, *args, **keywords)
     if attributes:
-        made.__dict__.update(attributes)
-    return made
+        partial.__dict__.update(attributes)
+    return partial
 
 
 def make_function(
@@ -186,11 +186,11 @@ def make_function(
     closure: Any,
     attributes: dict[str, object],
 ) -> types.FunctionType:
-    made = types.FunctionType(code, namespace, name, defaults, closure)
+    function = types.FunctionType(code, namespace, name, defaults, closure)
     for fact in _FACTS & attributes.keys():
-        setattr(made, fact, attributes.pop(fact))
-    made.__dict__.update(attributes)
-    return made
+        setattr(function, fact, attributes.pop(fact))
+    function.__dict__.update(attributes)
+    return function
 
 
 _FACTS = {"__kwdefaults__", "__qualname__", "__annotations__", "__doc__", "__module__", "__type_params__"}

@@ -107,18 +107,18 @@ class Overlay:
         key = self._place(key)
         if self.complete is not None:
             return self.complete.get(key, MISSING)
-        found = self.known.get(key, MISSING)
-        if found is MISSING and key not in self.known:
+        value = self.known.get(key, MISSING)
+        if value is MISSING and key not in self.known:
             if dict.__contains__(self.real, key):
                 real, source = dict.__getitem__(self.real, key), self._source_of(key)
                 grown = self.world.containers.grown(real, source)
                 if grown is not None:
                     return grown
-                found = self.world.wrap(real, source)
+                value = self.world.wrap(real, source)
             else:
                 self.world.guards.add(self.itself, "has_key", (key, False))
-            self.known[key] = self.original[key] = found
-        return found
+            self.known[key] = self.original[key] = value
+        return value
 
     def peek(self, key: object) -> Any:
         """As `get`, but absence is not guarded (used where presence elsewhere implies it)."""
@@ -355,9 +355,9 @@ class Outside:
         """The values of `__slots__` and of C-level attributes, as an overlay of a copy of them."""
         if self.slot_values is None:
             names = dict.fromkeys(name for base in self.cls.__mro__ for name in base.__dict__)
-            found = [name for name in names if type(class_attribute(self.cls, name)) in SLOT_TYPES]
-            found = [name for name in found if name not in ("__dict__", "__weakref__")]
-            values = {name: value for name in found if (value := _in_slot(self.real, name)) is not MISSING}
+            slots = [name for name in names if type(class_attribute(self.cls, name)) in SLOT_TYPES]
+            slots = [name for name in slots if name not in ("__dict__", "__weakref__")]
+            values = {name: value for name in slots if (value := _in_slot(self.real, name)) is not MISSING}
             own = _asks_code(self.cls) or is_read_by_code(self.cls)
             self.slot_values = world.overlay(values, self.source, slot_source if own else attribute_source)
         return self.slot_values
@@ -484,8 +484,8 @@ class Cell:
 
     __slots__ = ("before", "cell", "now")
 
-    def __init__(self, cell: types.CellType, found: object) -> None:
-        self.cell, self.before, self.now = cell, found, found
+    def __init__(self, cell: types.CellType, value: object) -> None:
+        self.cell, self.before, self.now = cell, value, value
 
 
 def attribute_source(base: Source, name: object) -> Source:
@@ -513,10 +513,10 @@ def global_source(base: Source, name: object) -> Source:
 _OF_THE_OBJECT = frozenset({"__getattribute__", "__iadd__", "__imul__", "__iand__", "__ior__", "__isub__", "__ixor__"})
 
 
-def method_of_c(found: Any, owner: Any) -> object:
+def method_of_c(method: Any, owner: Any) -> object:
     """A method written in C, bound; a container's works on the copy of its contents, unless it reads attributes or
     answers the container."""
-    of_container = getattr(found, "__objclass__", None) in CONTAINERS and found.__name__ not in _OF_THE_OBJECT
+    of_container = getattr(method, "__objclass__", None) in CONTAINERS and method.__name__ not in _OF_THE_OBJECT
     if type(owner) is Outside and owner.contents is not None and of_container:
-        return found.__get__(owner.contents)
-    return types.MethodType(found, owner)
+        return method.__get__(owner.contents)
+    return types.MethodType(method, owner)

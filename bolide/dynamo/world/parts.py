@@ -81,9 +81,7 @@ class Identities:
 
     def __init__(self) -> None:
         self.seen: dict[int, Seen] = {}  # by id of the real object
-        self.mirrors: dict[
-            int, tuple[object, Source]
-        ] = {}  # by id of a value: what stands for the object at the source
+        self.mirrors: dict[int, tuple[object, Source]] = {}  # by id: what stands for the object at the source
         self.owners: dict[int, object] = {}  # by id of a `__dict__` that the program has asked for: whose it is
 
     def mirror(self, value: object, source: Source) -> Any:

@@ -172,14 +172,14 @@ class Rebuilder:
         if self.active:
             return self._new(value, cls)
         try:
-            made = self._new(value, cls)
+            recipe = self._new(value, cls)
         except _ContainsItself:
             self.split = True
             self.active.clear()
-            made = self._new_or_refused(value, cls)
+            recipe = self._new_or_refused(value, cls)
         while self.unfilled:
             self._fill(*self.unfilled.pop())
-        return made
+        return recipe
 
     def _new_or_refused(self, value: object, cls: type) -> Recipe:
         try:
@@ -205,10 +205,10 @@ class Rebuilder:
             self.unfilled.append((value, cls, empty))
             return empty
         self.active.add(id(value))
-        made = self._make(value, cls)
+        recipe = self._make(value, cls)
         self.active.discard(id(value))
-        self.memo[id(value)] = (value, made)
-        return made
+        self.memo[id(value)] = (value, recipe)
+        return recipe
 
     def _empty(self, value: Any, cls: type) -> Recipe | None:
         """A recipe of a mutable container that the program made, without its contents; None for anything else."""
@@ -263,8 +263,8 @@ class Rebuilder:
             return self._tensor(value)
         for table in (RECIPES, _OWN_RECIPES):
             special = table.get(cls)
-            if special is not None and (made := special(self, value)) is not None:
-                return made
+            if special is not None and (recipe := special(self, value)) is not None:
+                return recipe
         if issubclass(cls, weakref.ReferenceType) and not self._is_seen(value):
             raise self._refusal(f"a new {cls.__module__}.{cls.__name__} leaves the function", "use weakref.ref")
         if isinstance(value, (type, enum.Enum, numpy.generic)) or is_opaque(value):
@@ -335,8 +335,8 @@ class Rebuilder:
             if _is_transformed(value):
                 reason = "a tensor of a transform of torch.func leaves the transformed function"
                 raise self._refusal(reason, "return it from there")
-            if (made := RECIPES[torch.Tensor](self, value)) is not None:
-                return made
+            if (recipe := RECIPES[torch.Tensor](self, value)) is not None:
+                return recipe
             if computes_itself(type(value)):
                 raise self._refusal(f"a {type(value).__name__}, a subclass of Tensor, leaves the function")
             return Recipe("constant", value)
@@ -345,10 +345,10 @@ class Rebuilder:
             return Recipe("source", source)
         if id(value) in self.world.inputs.masked:
             return RECIPES[TracedTensor](self, value)  # type: ignore[return-value]
-        made = self.plain_tensor(value)
+        recipe = self.plain_tensor(value)
         if value.attributes or (value.is_leaf and value.grad is not None):
-            self.unfilled.append((value, TracedTensor, made))
-        return made
+            self.unfilled.append((value, TracedTensor, recipe))
+        return recipe
 
     def plain_tensor(self, value: TracedTensor) -> Recipe:
         """A tensor that the program has made, as one of torch's own classes."""
@@ -409,14 +409,14 @@ class Rebuilder:
             parts += (self._key(key), self.recipe(item))
         return Recipe("dict", None, tuple(parts))
 
-    def _bound(self, owner: Any, name: str, found: Any) -> Recipe:
-        """A method written in C, bound to `owner`: by the descriptor `found` where the name finds another one. (A
+    def _bound(self, owner: Any, name: str, descriptor: Any) -> Recipe:
+        """A method written in C, bound to `owner`: by the descriptor `descriptor` where the name finds another one. (A
         traced tensor's methods are not the real one's.)"""
-        if type(found) in C_METHODS and not isinstance(owner, torch.Tensor):
+        if type(descriptor) in C_METHODS and not isinstance(owner, torch.Tensor):
             snapshot = self.world.journal.snapshots.get(id(owner))
             real = owner.real if type(owner) is Outside else owner if snapshot is None else snapshot.real
-            if self.world.classes.lookup(type(real), name) is not found:
-                return call_of(found.__get__, self.recipe(owner))
+            if self.world.classes.lookup(type(real), name) is not descriptor:
+                return call_of(descriptor.__get__, self.recipe(owner))
         return self._attribute(owner, name)
 
     def _method(self, value: types.MethodType) -> Recipe:
@@ -462,16 +462,16 @@ class Rebuilder:
             pieces = reduced(value)
         except RuntimeError as error:  # its next step says the same; none can be made that does
             raise self.world.guards.refusal("iterator", f"an iterator lives on: {error}") from None
-        made = self._over_container(value, type(value), pieces)
-        if made is not None:
-            return made
+        recipe = self._over_container(value, type(value), pieces)
+        if recipe is not None:
+            return recipe
         function, inner, state = map(self.recipe, pieces)
         # an iterator cannot be put behind what it iterates over has now: that may still be filled or grow
         if pieces[2] is None or not (self.split or any(map(self._is_outside, pieces[1]))):
             return call_of(restored, function, inner, state)
-        made = call_of(restored, function, inner, Recipe("constant", None))
-        self.positions.append(effect_of(set_position, made, state))
-        return made
+        recipe = call_of(restored, function, inner, Recipe("constant", None))
+        self.positions.append(effect_of(set_position, recipe, state))
+        return recipe
 
     def _view(self, value: object) -> Recipe | None:
         """A view of a dict, or a read-only one."""
@@ -479,8 +479,8 @@ class Rebuilder:
         if is_class_namespace(owner):
             return None
         outside = self._outside_of(owner)
-        made = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
-        return call_of(_LOOK_AT[type(value)], made)
+        recipe = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
+        return call_of(_LOOK_AT[type(value)], recipe)
 
     def _over_container(self, value: object, cls: type, pieces: tuple[Any, ...]) -> Recipe | None:
         """An iterator that notices when the dict or set changes; `reduced` only has the items that there are now."""
@@ -488,9 +488,9 @@ class Rebuilder:
         if isinstance(owner, dict) and cls in DICT_ITERATORS and not self.split:  # filled later, it seems to change
             outside = self._outside_of(owner)
             if outside is None or len(outside.real) == len(owner):
-                made = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
+                recipe = self.recipe(owner) if outside is None else Recipe("source", outside.itself)
                 position = self.constants(*DICT_ITERATORS[cls], len(owner) - operator.length_hint(value))
-                return call_of(dict_iterator, made, *position)
+                return call_of(dict_iterator, recipe, *position)
         if isinstance(owner, set) and cls is SET_ITERATOR:
             snapshot = self.world.journal.snapshots.get(id(owner))
             if snapshot is None or not snapshot.changed():

@@ -205,18 +205,18 @@ class MadeId(int):
 def id_of(world: World, value: object) -> object:
     """The `id` of an object. One from outside is a number from outside, guarded like others; what the program has made
     gets one that leaves as that of the object which leaves."""
-    found = world.real_of(value) or _copied(world, value)
-    if found is not None:
-        real, source = found
+    outside = world.real_of(value) or _copied(world, value)
+    if outside is not None:
+        real, source = outside
         return id(real) if source.kind == "object" else world.wrap(id(real), Source("apply", source, (), id))
     if type(value) in CONSTANT_TYPES and type(value) is not types.FunctionType:
         return id(value)
-    made = MadeId(id(value))
+    number = MadeId(id(value))
     try:
-        made.owner = weakref.ref(value)
+        number.owner = weakref.ref(value)
     except TypeError:
-        made.owner = lambda: value
-    return made
+        number.owner = lambda: value
+    return number
 
 
 def _copied(world: World, value: object) -> tuple[object, Source] | None:

@@ -107,11 +107,11 @@ class World:
         self, real: dict[Any, Any], source: Source, child: Callable[[Source, Any], Source], owner: object = None
     ) -> Overlay:
         """What a dict of the outside is for the program: one overlay for each dict."""
-        found = self.journal.overlay_of.get(id(real))  # an object and its `__dict__` may come from different places
-        if found is None:
-            found = self.journal.overlay_of[id(real)] = Overlay(self, real, source, child, owner)
-            self.journal.overlays.append(found)
-        return found
+        overlay = self.journal.overlay_of.get(id(real))  # an object and its `__dict__` may come from different places
+        if overlay is None:
+            overlay = self.journal.overlay_of[id(real)] = Overlay(self, real, source, child, owner)
+            self.journal.overlays.append(overlay)
+        return overlay
 
     def real_of(self, value: object) -> tuple[object, Source] | None:
         """The outside object, tensor or container that a value stands for, and where it was found; None for others."""
@@ -257,8 +257,8 @@ class World:
             self.guards.add(source, "is", real)
             return real
         if isinstance(real, numpy.generic) or is_derived_constant(real, cls):
-            if cls in WRAPPERS and (made := WRAPPERS[cls](self, real, source)) is not None:
-                return made
+            if cls in WRAPPERS and (value := WRAPPERS[cls](self, real, source)) is not None:
+                return value
             self.guards.add(source, "equals", real)
             return self.identities.mirror(real, source)
         if issubclass(cls, Iterator) and is_readable(real):
@@ -272,17 +272,17 @@ class World:
         if not (source.key in MODULE_INTERNALS and source.kind == "attr" and isinstance(real, dict)):
             self.guards.add(source, "type", cls)
         wrapper = WRAPPERS.get(BaseException if isinstance(real, BaseException) else cls)
-        if wrapper is not None and (made := wrapper(self, real, source)) is not None:
-            return made
+        if wrapper is not None and (value := wrapper(self, real, source)) is not None:
+            return value
         return self._wrap_object(real, cls, source)
 
     def _wrap_object(self, real: object, cls: type, source: Source) -> Outside:
         """An instance; those of subclasses of list, set and deque with a copy of what is in them."""
-        made = Outside(self, real, source)
+        outside = Outside(self, real, source)
         base = next((base for base in CONTAINERS if issubclass(cls, base)), None)
         if base is not None:
-            made.contents = self.containers.wrap_contents(real, base, source)
-        return made
+            outside.contents = self.containers.wrap_contents(real, base, source)
+        return outside
 
     def _wrap_proxy(self, real: object, source: Source) -> Outside:
         self.guards.add(source, "type", type(real))
@@ -292,8 +292,8 @@ class World:
         if isinstance(real, TracedTensor):
             return real
         plain = type(real) in TENSOR_TYPES
-        if not plain and (made := WRAPPERS[torch.Tensor](self, real, source)) is not None:
-            return made
+        if not plain and (value := WRAPPERS[torch.Tensor](self, real, source)) is not None:
+            return value
         traced = self.inputs.add(real, source, real)
         if not plain:
             traced.face = type(real)
