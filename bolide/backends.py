@@ -27,6 +27,8 @@ from bolide.dynamo.entry.replay import Runner
 from bolide.dynamo.library import provenance
 from bolide.dynamo.program.captured import Captured
 from bolide.functorch import GraphCompiler, GraphInfo
+from bolide.functorch.cost import hint
+from bolide.functorch.graphs import constants_of, placeholders
 from bolide.support import errors, events
 from bolide.support.errors import BolideWarning, CompileError, Unsupported
 from bolide.support.garbage import collector_paused
@@ -232,7 +234,7 @@ def _keeping_modes(
 def _foreign_graph(
     compiler_fn: CompilerFn, options: Mapping[str, object], name: str, graph: fx.GraphModule, info: GraphInfo
 ) -> Callable[[list[Any]], Any]:
-    examples = [_example(node.meta["val"]) for node in graph.graph.nodes if node.op == "placeholder"]
+    examples = [_example(node.meta["val"]) for node in placeholders(graph.graph)]
     describe(graph.graph)
     asked = functools.partial(_given, compiler_fn, options=options, name=name)
     return _unboxed(_for_all_sizes(asked, graph, examples))
@@ -243,11 +245,10 @@ def _for_all_sizes(asked: Callable[..., Callable[..., object]], graph: fx.GraphM
     constants, and nobody can tell: unless it answers the graph itself, it is asked anew for other sizes, up to
     `cache_size_limit` times, and then the graph runs as it is.
     """
-    slots = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    symbolic = [place for place, node in enumerate(slots) if _is_symbolic(node.meta["val"])]
+    symbolic = [at for at, slot in enumerate(placeholders(graph.graph)) if _is_symbolic(slot.meta["val"])]
     if not symbolic:
         return asked(graph, examples)
-    attributes = {str(node.target): getattr(graph, str(node.target)) for node in graph.graph.find_nodes(op="get_attr")}
+    attributes = constants_of(graph)
     untouched = copy.deepcopy(graph.graph)
     first = asked(graph, examples)
     if first is graph or getattr(first, "__self__", None) is graph:
@@ -262,12 +263,12 @@ def _for_all_sizes(asked: Callable[..., Callable[..., object]], graph: fx.GraphM
 
     def run(*inputs: object) -> Any:
         sizes = sizes_of(inputs)
-        found = known.get(sizes)
-        if found is None and len(known) < config.cache_size_limit:
+        compiled = known.get(sizes)
+        if compiled is None and len(known) < config.cache_size_limit:
             with compiling:
                 other = fx.GraphModule(attributes, copy.deepcopy(untouched), type(graph).__name__)
-                found = known[sizes] = asked(other, list(inputs))
-        return (found or plain)(*inputs)
+                compiled = known[sizes] = asked(other, list(inputs))
+        return (compiled or plain)(*inputs)
 
     return run
 
@@ -303,8 +304,7 @@ def _example(meta: object) -> Any:
     """A tensor of random numbers (of a generator of its own), or a number, as the graph expects it."""
     if not isinstance(meta, TensorMeta):
         return int(meta.node.hint) if isinstance(meta, torch.SymInt) else meta
-    shape = [int(size) if isinstance(size, int) else int(size.node.hint) for size in meta.shape]
-    stride = [int(step) if isinstance(step, int) else int(step.node.hint) for step in meta.stride]
+    shape, stride = list(map(hint, meta.shape)), list(map(hint, meta.stride))
     reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride)) if all(shape) else 0
     memory = torch.zeros(reach, dtype=meta.dtype, device=meta.device)  # elements may share it
     if memory.device.type != "meta" and (meta.dtype.is_floating_point or meta.dtype.is_complex):
@@ -333,8 +333,8 @@ def _verified(
         torch.set_rng_state(state)
         outputs = run(inputs)
         pairs = zip([*expected, *expected_writes], [*outputs, *writes])
-        for position, (wanted, found) in enumerate(pairs):
-            difference = _difference(wanted, found)
+        for position, (wanted, actual) in enumerate(pairs):
+            difference = _difference(wanted, actual)
             if difference is not None:
                 what = f"result {position}" if position < len(expected) else f"argument {position - len(expected)}"
                 raise CompileError("verify_correctness", name, AssertionError(f"{what} {difference}"))
@@ -350,16 +350,16 @@ def _copied(value: object) -> Any:
     return copy.requires_grad_(value.requires_grad)
 
 
-def _difference(wanted: object, found: object) -> str | None:
+def _difference(wanted: object, actual: object) -> str | None:
     """How a result differs from the expected one, beyond the tolerances of the configuration."""
-    if not isinstance(wanted, Tensor) or not isinstance(found, Tensor):
-        return None if wanted == found else f"is {found!r} instead of {wanted!r}"
-    if wanted.shape != found.shape or wanted.dtype != found.dtype:
-        return f"is {found.dtype}{list(found.shape)} instead of {wanted.dtype}{list(wanted.shape)}"
-    wanted, found = wanted.detach(), found.detach()
+    if not isinstance(wanted, Tensor) or not isinstance(actual, Tensor):
+        return None if wanted == actual else f"is {actual!r} instead of {wanted!r}"
+    if wanted.shape != actual.shape or wanted.dtype != actual.dtype:
+        return f"is {actual.dtype}{list(actual.shape)} instead of {wanted.dtype}{list(wanted.shape)}"
+    wanted, actual = wanted.detach(), actual.detach()
     if not (wanted.is_floating_point() or wanted.is_complex()):
-        return None if config.repro_ignore_non_fp or torch.equal(wanted, found) else "has other values"
+        return None if config.repro_ignore_non_fp or torch.equal(wanted, actual) else "has other values"
     scale = max(1.0, float(wanted.abs().nan_to_num().max())) if wanted.numel() else 1.0
-    if torch.allclose(found, wanted, rtol=0.0, atol=config.repro_tolerance * scale, equal_nan=True):
+    if torch.allclose(actual, wanted, rtol=0.0, atol=config.repro_tolerance * scale, equal_nan=True):
         return None
-    return f"differs by up to {float((wanted - found).abs().max()):.3g}, at values of up to {scale:.3g}"
+    return f"differs by up to {float((wanted - actual).abs().max()):.3g}, at values of up to {scale:.3g}"

@@ -107,10 +107,6 @@ register_debug_backend(ts)
 register_backend(cudagraphs)
 
 
-def _takes_calls(backend: CompilerFn) -> bool:
-    return not isinstance(backend, TraceBackend)
-
-
 def _run_backend(settings: Settings, parameters: Sequence[str], captured: Captured) -> Runner:
     backend, options = settings.backend, dict(settings.options)
     if state.backend is not None:
@@ -308,7 +304,8 @@ def _dispatcher(
     parameters: Sequence[str] = (),
 ) -> Dispatcher:
     backend = functools.partial(_run_backend, settings, parameters)
-    manner: dict[str, Any] = {"breaks": not settings.wishes.fullgraph, "record_calls": _takes_calls(settings.backend)}
+    takes_calls = not isinstance(settings.backend, TraceBackend)
+    manner: dict[str, Any] = {"breaks": not settings.wishes.fullgraph, "record_calls": takes_calls}
     return Dispatcher(
         original,
         functools.partial(capture, **manner),

@@ -29,6 +29,7 @@ from bolide.dynamo.program import sources
 from bolide.dynamo.program.captured import Captured, Guard, Recipe
 from bolide.dynamo.program.sources import Signature
 from bolide.dynamo.state import state
+from bolide.functorch.graphs import constants_of, placeholders, results
 from bolide.support.errors import Unsupported, unknown_name
 from bolide.symbolic import Expr
 from bolide.tracing.described import describe
@@ -154,18 +155,18 @@ def _capture(function: object, args: tuple[object, ...], kwargs: dict[str, objec
     return captured, guards.prepare([*captured.guards, *shape_guards(captured)], surroundings)
 
 
-def _with_sizes(recipe: Recipe, first: int, sizes: list[Expr], made: dict[int, Recipe]) -> Recipe:
+def _with_sizes(recipe: Recipe, first: int, sizes: list[Expr], replaced: dict[int, Recipe]) -> Recipe:
     """`recipe` with outputs of the graph, from number `first` on, in place of sizes, which are put in `sizes`."""
-    if id(recipe) not in made:
+    if id(recipe) not in replaced:
         if recipe.kind == "size":
             sizes.append(recipe.value)
-            made[id(recipe)] = Recipe("output", first + len(sizes) - 1)
+            replaced[id(recipe)] = Recipe("output", first + len(sizes) - 1)
         else:
-            args = tuple(_with_sizes(arg, first, sizes, made) for arg in recipe.args)
-            kwargs = tuple((key, _with_sizes(arg, first, sizes, made)) for key, arg in recipe.kwargs)
+            args = tuple(_with_sizes(arg, first, sizes, replaced) for arg in recipe.args)
+            kwargs = tuple((key, _with_sizes(arg, first, sizes, replaced)) for key, arg in recipe.kwargs)
             same = args == recipe.args and kwargs == recipe.kwargs
-            made[id(recipe)] = recipe if same else dataclasses.replace(recipe, args=args, kwargs=kwargs)
-    return made[id(recipe)]
+            replaced[id(recipe)] = recipe if same else dataclasses.replace(recipe, args=args, kwargs=kwargs)
+    return replaced[id(recipe)]
 
 
 def _calls_graph(captured: Captured, sizes: list[Expr]) -> fx.GraphModule:
@@ -178,14 +179,13 @@ def _calls_graph(captured: Captured, sizes: list[Expr]) -> fx.GraphModule:
 
 def _aten_graph(captured: Captured, sizes: list[Expr]) -> fx.GraphModule:
     trace = captured.trace
-    slots = [node for node in trace.graph.nodes if node.op == "placeholder"]
-    results = (*(tensor.node for tensor in captured.outputs), *map(trace.size_node, sizes))
+    slots = placeholders(trace.graph)
+    outputs = (*(tensor.node for tensor in captured.outputs), *map(trace.size_node, sizes))
     for position in trace.mutated_inputs():
         value = trace.inputs[position].group.base
-        trace.graph.call_function(torch.ops.aten.copy_.default, (slots[position], value)).meta["val"] = slots[
-            position
-        ].meta["val"]
-    trace.graph.output(results)
+        write = trace.graph.call_function(torch.ops.aten.copy_.default, (slots[position], value))
+        write.meta["val"] = slots[position].meta["val"]
+    trace.graph.output(outputs)
     describe(trace.graph)
     return functorch.graph_module(functorch.run_passes(trace.graph, captured.name), trace.constants, "Exported")
 
@@ -200,11 +200,10 @@ def _rebuilt(
 ) -> tuple[list[Any], Any]:
     """The real inputs of the flat graph, and the function's result with nodes of the flat graph in place of tensors."""
     seen: list[Any] = []
-    (results,) = next(node for node in reversed(flat.graph.nodes) if node.op == "output").args
 
     def run(inputs: list[Any]) -> Any:
         seen.extend(inputs)
-        return results
+        return results(flat.graph)
 
     def misfit(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("the guards of an exported program do not hold for its own example")
@@ -231,7 +230,7 @@ def _with_signature(
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
     graph = fx.Graph()
     slots = [graph.placeholder(f"arg{position}") for position in range(len(leaves))]
-    attributes: dict[str, Any] = dict(_attributes(flat))
+    attributes: dict[str, Any] = constants_of(flat)
     place = {id(leaf): slot for leaf, slot in zip(leaves, slots)}
     known: dict[fx.Node, Any] = {}
     for node, value, source in zip(flat.graph.nodes, inputs, captured.inputs):
@@ -242,24 +241,20 @@ def _with_signature(
         for name in ("val", "example_value"):
             place[id(value)].meta.setdefault(name, node.meta.get(name))
         known[node] = place[id(value)]
-    numbers = [node for node in flat.graph.nodes if node.op == "placeholder"][len(captured.inputs) :]
+    numbers = placeholders(flat.graph)[len(captured.inputs) :]
     for node, symbol in zip(numbers, captured.sizes):
         tensor, dim = symbol.places[0]
         slot = place[id(inputs[captured.inputs.index(tensor)])]
         known[node] = graph.call_function(torch.ops.aten.sym_size.int, (slot, dim))
         known[node].meta.update(node.meta)
     graph.graph_copy(flat.graph, known)
-    found, out_spec = pytree.tree_flatten(result)
-    graph.output([known[v] if isinstance(v, fx.Node) else place.get(id(v), v) for v in found])
+    leaves, out_spec = pytree.tree_flatten(result)
+    graph.output([known[v] if isinstance(v, fx.Node) else place.get(id(v), v) for v in leaves])
     for node in numbers:
         if not known[node].users:
             graph.erase_node(known[node])
     graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(names, in_spec, out_spec)))
     return fx.GraphModule(attributes, graph, "Exported")
-
-
-def _attributes(flat: fx.GraphModule) -> list[tuple[str, Any]]:
-    return [(str(n.target), getattr(flat, str(n.target))) for n in flat.graph.nodes if n.op == "get_attr"]
 
 
 def _identifier(text: str, taken: dict[str, object]) -> str:

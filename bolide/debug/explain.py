@@ -479,7 +479,7 @@ def differentiate(result: object) -> None:
 
 def leaf_variables(outputs: list[Tensor]) -> dict[int, Tensor]:
     """The leaves that the gradients of `outputs` flow to, by id."""
-    found: dict[int, Tensor] = {id(t): t for t in outputs if t.grad_fn is None}
+    variables: dict[int, Tensor] = {id(t): t for t in outputs if t.grad_fn is None}
     seen: set[Any] = set()
     todo: list[Any] = [t.grad_fn for t in outputs if t.grad_fn is not None]
     while todo:
@@ -488,6 +488,6 @@ def leaf_variables(outputs: list[Tensor]) -> dict[int, Tensor]:
             continue
         seen.add(node)
         if hasattr(node, "variable"):
-            found[id(node.variable)] = node.variable
+            variables[id(node.variable)] = node.variable
         todo += [following for following, _ in node.next_functions if following is not None]
-    return found
+    return variables

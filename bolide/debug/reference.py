@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from bolide.functorch.graphs import graph_module
+from bolide.functorch.graphs import constants_of, graph_module, output_node, placeholders
 from bolide.tracing import TensorMeta
 from bolide.tracing.graph import behind, evaluated
 from bolide.tracing.traits import traits_of
@@ -39,18 +39,18 @@ def _wide(value: Tensor) -> Tensor:
     return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
-def errors(found: Tensor, expected: Tensor) -> Tensor:
+def errors(actual: Tensor, expected: Tensor) -> Tensor:
     """How far each element is off, in float64; what is equal, NaN included, is not; NaN for a number is infinitely."""
-    ours, theirs = _wide(found), _wide(expected)
+    ours, theirs = _wide(actual), _wide(expected)
     off = (ours - theirs).abs().nan_to_num(nan=float("inf"))
     return off.masked_fill((ours == theirs) | (ours.isnan() & theirs.isnan()), 0.0)
 
 
-def close(found: Tensor, expected: Tensor, rounding: float) -> Tensor:
+def close(actual: Tensor, expected: Tensor, rounding: float) -> Tensor:
     """Which elements are as near as rounding allows, of values as large as these."""
     size = _wide(expected).abs().nan_to_num(nan=0.0, posinf=0.0)
     mean = size.mean() if size.numel() else 0.0
-    return errors(found, expected) <= rounding * (size + mean)
+    return errors(actual, expected) <= rounding * (size + mean)
 
 
 def terms_of(node: fx.Node, values: Mapping[fx.Node, Any]) -> float:
@@ -63,48 +63,48 @@ def terms_of(node: fx.Node, values: Mapping[fx.Node, Any]) -> float:
         return 0.0
     sizes = {part: _wide(values[part]).abs() for part in node.all_input_nodes}
     args = fx.map_arg(node.args, sizes.__getitem__)
-    found = node.target(*args)  # type: ignore[operator]
-    return float(found.mean()) if found.numel() else 0.0
+    total = node.target(*args)  # type: ignore[operator]
+    return float(total.mean()) if total.numel() else 0.0
 
 
 def disagree(
-    found: object,
+    actual: object,
     expected: object,
     exact: Callable[[], object] = lambda: None,
     terms: Callable[[], float] = lambda: 0.0,
 ) -> bool:
-    """Whether `found` is another result than `expected`. `exact` gives the result of float64 (None: nobody knows): an
+    """Whether `actual` is another result than `expected`. `exact` gives the result of float64 (None: nobody knows): an
     element may be nearer to it than `expected`, or off by a few times as much as `expected` is. `terms`: see
     `terms_of`."""
-    if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
-        return isinstance(found, Tensor) or isinstance(expected, Tensor) or bool(found != expected)
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+    if not isinstance(actual, Tensor) or not isinstance(expected, Tensor):
+        return isinstance(actual, Tensor) or isinstance(expected, Tensor) or bool(actual != expected)
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return True
     rounding = ROUNDING.get(expected.dtype, 0.0)
-    near = close(found, expected, rounding)
+    near = close(actual, expected, rounding)
     if not near.all():
-        near |= errors(found, expected) <= rounding * terms()
+        near |= errors(actual, expected) <= rounding * terms()
     if near.all():
         return False
     true = exact()
     if not isinstance(true, Tensor) or true.shape != expected.shape:
         return True
     allowed = 4 * errors(expected, true).clamp(max=1e300).norm() / max(1, true.numel()) ** 0.5
-    return not bool((near | close(found, true, rounding) | (errors(found, true) <= 4 * allowed)).all())
+    return not bool((near | close(actual, true, rounding) | (errors(actual, true) <= 4 * allowed)).all())
 
 
-def most_different(found: object, expected: object) -> tuple[tuple[int, ...], float, Any, Any]:
-    """Where two tensors differ most, by how much, and what is expected and found there; of what cannot be compared so,
-    no place, NaN, and what they are.
+def most_different(actual: object, expected: object) -> tuple[tuple[int, ...], float, Any, Any]:
+    """Where two tensors differ most, by how much, and what is expected and what is there; of what cannot be compared
+    so, no place, NaN, and what they are.
     """
-    if not isinstance(found, Tensor) or not isinstance(expected, Tensor) or found.shape != expected.shape:
-        return (), float("nan"), _shown(expected), _shown(found)
-    off = errors(found, expected)
+    if not isinstance(actual, Tensor) or not isinstance(expected, Tensor) or actual.shape != expected.shape:
+        return (), float("nan"), _shown(expected), _shown(actual)
+    off = errors(actual, expected)
     if not off.numel():
-        return (), 0.0, _shown(expected), _shown(found)
+        return (), 0.0, _shown(expected), _shown(actual)
     worst = off.argmax()
     place = tuple([int(i) for i in torch.unravel_index(worst, off.shape)])
-    return place, float(off[place]), expected[place].item(), found[place].item()
+    return place, float(off[place]), expected[place].item(), actual[place].item()
 
 
 def _shown(value: object) -> Any:
@@ -238,8 +238,8 @@ class Twin:
         """The tensors of the result, those in reach, and the gradients, or nothing where the call fails."""
         before.restore()
         try:
-            found = list(tensors_in(self.call()))
-            return [*found, *self.copies, *gradients(found, self.copies)]
+            results = list(tensors_in(self.call()))
+            return [*results, *self.copies, *gradients(results, self.copies)]
         except Exception:  # a program that insists on smaller numbers somewhere
             return []
 
@@ -269,15 +269,9 @@ Probe = Callable[[list[fx.Node]], list[Any]]
 SMALLER = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def results(graph: fx.GraphModule) -> list[Any]:
-    """What the graph gives: nodes and constants."""
-    (values,) = next(node for node in reversed(graph.graph.nodes) if node.op == "output").args
-    return list(values)  # type: ignore[arg-type]
-
-
 def writes(graph: fx.GraphModule) -> list[tuple[int, fx.Node]]:
     """Which inputs the graph writes to, by position, with the nodes that do it."""
-    slots = {node: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    slots = {node: place for place, node in enumerate(placeholders(graph.graph))}
     copies = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     return [(slots[node.args[0]], node) for node in copies if node.args[0] in slots]
 
@@ -289,14 +283,11 @@ def with_results(graph: fx.GraphModule, values: Sequence[Any], keep: bool = Fals
     for node in graph.graph.nodes:
         if node.op != "output":
             nodes[node] = taken.node_copy(node, nodes.__getitem__)
-    last = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
-    taken.output(tuple(nodes[value] if isinstance(value, fx.Node) else value for value in values)).meta.update(
-        last.meta
-    )
+    output = taken.output(tuple(nodes[value] if isinstance(value, fx.Node) else value for value in values))
+    output.meta.update(output_node(graph.graph).meta)
     if not keep:
         taken.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
-    constants = {str(node.target): getattr(graph, str(node.target)) for node in graph.graph.find_nodes(op="get_attr")}
-    return graph_module(taken, constants, type(graph).__name__)
+    return graph_module(taken, constants_of(graph), type(graph).__name__)
 
 
 def operation_of(node: fx.Node) -> str:
@@ -316,7 +307,7 @@ def _doubled(value: object) -> Any:
 
 
 class Exactly:
-    """What the graph computes in float64, found out when first asked for. Random numbers are those of `expected`, and
+    """What the graph computes in float64, computed when first asked for. Random numbers are those of `expected`, and
     so is what cannot be computed in float64."""
 
     def __init__(self, graph: fx.GraphModule, inputs: Sequence[Any], expected: dict[fx.Node, Any]) -> None:
@@ -336,10 +327,10 @@ class Exactly:
         value = self.expected[node]
         return type(value)(map(_doubled, value)) if type(value) in (tuple, list) else _doubled(value)
 
-    def disagrees(self, node: fx.Node, found: object) -> bool:
+    def disagrees(self, node: fx.Node, actual: object) -> bool:
         """Whether a node has come out otherwise than `expected`."""
         terms = functools.partial(terms_of, node, self.expected)
-        return disagree(found, self.expected[node], lambda: self._values[node], terms)
+        return disagree(actual, self.expected[node], lambda: self._values[node], terms)
 
 
 def first_difference(wrong: Sequence[fx.Node], exact: Exactly, probe: Probe) -> tuple[fx.Node, Any] | None:
@@ -348,16 +339,16 @@ def first_difference(wrong: Sequence[fx.Node], exact: Exactly, probe: Probe) -> 
     by one, by bisection.
     """
     nodes = _needed(wrong, exact.expected)
-    for node, found in zip(nodes, probe(nodes) if nodes else ()):
-        if exact.disagrees(node, found):
-            return node, found
+    for node, actual in zip(nodes, probe(nodes) if nodes else ()):
+        if exact.disagrees(node, actual):
+            return node, actual
     low, high = 0, len(nodes) - 1
     answer = None
     while low <= high:
         middle = (low + high) // 2
-        (found,) = probe([nodes[middle]])
-        if exact.disagrees(nodes[middle], found):
-            answer, high = (nodes[middle], found), middle - 1
+        (actual,) = probe([nodes[middle]])
+        if exact.disagrees(nodes[middle], actual):
+            answer, high = (nodes[middle], actual), middle - 1
         else:
             low = middle + 1
     return answer

@@ -31,7 +31,6 @@ from bolide.debug.reference import (
     gradients,
     most_different,
     operation_of,
-    results,
     tensors_in,
     with_results,
     writes,
@@ -40,6 +39,7 @@ from bolide.dynamo.entry.module import CompiledModule
 from bolide.dynamo.state import original_of
 from bolide.dynamo.switches import set_stance
 from bolide.functorch import GraphInfo
+from bolide.functorch.graphs import results
 from bolide.inductor import CompiledGraph
 from bolide.support import events
 from bolide.support.caches import reset
@@ -100,7 +100,7 @@ class Checked:
     report: Callable[[Difference], None]
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
-        real, pristine = list(inputs), copied(inputs)
+        written, pristine = list(inputs), copied(inputs)
         before = RandomState.now()
         try:
             expected = evaluate(self.graph, copied(pristine))
@@ -108,20 +108,20 @@ class Checked:
             before.restore()
             return self.run(inputs)
         before.restore()
-        found = list(self.run(inputs))
+        outputs = list(self.run(inputs))
         exact = Exactly(self.graph, pristine, expected)
         wrong = []
-        for place, node in enumerate(results(self.graph)):
-            if isinstance(node, fx.Node) and exact.disagrees(node, found[place]):
-                wrong.append((node, found[place]))
-                found[place] = expected[node]
+        for place, node in enumerate(results(self.graph.graph)):
+            if isinstance(node, fx.Node) and exact.disagrees(node, outputs[place]):
+                wrong.append((node, outputs[place]))
+                outputs[place] = expected[node]
         for place, node in writes(self.graph):
-            if exact.disagrees(node, real[place]):
-                wrong.append((node, real[place].clone()))
-                real[place].data.copy_(expected[node])
+            if exact.disagrees(node, written[place]):
+                wrong.append((node, written[place].clone()))
+                written[place].data.copy_(expected[node])
         if wrong:
             self.report(self._difference(wrong, pristine, exact))
-        return tuple(found)
+        return tuple(outputs)
 
     def _difference(self, wrong: list[tuple[fx.Node, object]], inputs: list[object], exact: Exactly) -> Difference:
         def probe(nodes: list[fx.Node]) -> list[Any]:
@@ -133,8 +133,8 @@ class Checked:
             first = first_difference([node for node, _ in wrong], exact, probe)
         except Exception:  # parts of the graph cannot be compiled by themselves
             first = None
-        node, found = first or wrong[0]
-        place, error, wanted, ours = most_different(found, exact.expected[node])
+        node, actual = first or wrong[0]
+        place, error, wanted, ours = most_different(actual, exact.expected[node])
         where, kernel = node.meta.get("where"), self._kernel(node.name)
         part, code = self.info.kind, self.graph.code
         return Difference(self.function, part, operation_of(node), where, kernel, wanted, ours, place, error, code)
@@ -162,7 +162,7 @@ class Watch:
 
     def compile_graph(self, name: Callable[[], str], graph: fx.GraphModule, info: GraphInfo) -> CompiledGraph:
         """A graph compiler: inductor's graph, whose runs are checked."""
-        untouched = with_results(graph, results(graph), keep=True)
+        untouched = with_results(graph, results(graph.graph), keep=True)
         compiled = inductor.compile_graph(graph, info)
         compiled.run = Checked(name(), untouched, info, compiled, compiled.run, self)
         return compiled
@@ -199,15 +199,15 @@ class Shadowed:
         drawn = not before.is_now()
         before.restore()
         known = len(self.watch.reports)
-        found = self.compiled(*args, **kwargs)
+        result = self.compiled(*args, **kwargs)
         if drawn or len(self.watch.reports) > known:
-            return found  # compiled draws other numbers than eager; or a graph has said it, and gave ATen's results
+            return result  # compiled draws other numbers than eager; or a graph has said it, and gave ATen's results
         after = RandomState.now()
         try:
-            ours = [*tensors_in(found), *twin.originals]
+            ours = [*tensors_in(result), *twin.originals]
             theirs = [*tensors_in(expected), *twin.copies]
             wanted = gradients(list(tensors_in(expected)), twin.copies)
-            slopes = gradients(list(tensors_in(found)), twin.originals) if wanted else []
+            slopes = gradients(list(tensors_in(result)), twin.originals) if wanted else []
             self._compare(ours, theirs, exact, before, (slopes, wanted))
         except ShadowMismatch:
             raise
@@ -215,7 +215,7 @@ class Shadowed:
             warnings.warn(f"{self.name} is not compared with eager: {error}", BolideWarning, stacklevel=3)
         finally:
             after.restore()
-        return found
+        return result
 
     def _compare(
         self,
@@ -247,11 +247,11 @@ class Shadowed:
                 self._report(kind, mine, wanted)
                 return
 
-    def _report(self, operation: str, found: object, expected: object) -> None:
-        place, error, expected, found = most_different(found, expected)
+    def _report(self, operation: str, actual: object, expected: object) -> None:
+        place, error, wanted, ours = most_different(actual, expected)
         code = getattr(self.original, "__code__", None)
         where = UserFrame(code.co_filename, code.co_firstlineno, self.name) if code is not None else None
-        self.watch(Difference(self.name, "call", operation, where, "", expected, found, place, error))
+        self.watch(Difference(self.name, "call", operation, where, "", wanted, ours, place, error))
 
 
 class Shadow:

@@ -76,6 +76,11 @@ def graph_module(graph: fx.Graph, constants: dict[str, torch.Tensor], name: str)
     return LazyGraphModule(used, graph, class_name=name)
 
 
+def constants_of(module: fx.GraphModule) -> dict[str, Any]:
+    """The attributes that a module's graph reads."""
+    return {str(node.target): getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")}
+
+
 def placeholders(graph: fx.Graph) -> list[fx.Node]:
     """The graph's placeholders, which come before all other nodes, in order."""
     return list(takewhile(lambda node: node.op == "placeholder", graph.nodes))

@@ -65,8 +65,8 @@ def _rest_of_sum(node: fx.Node, lost: list[fx.Node]) -> fx.Node | None:
 def _is_zero_gradient(node: fx.Node) -> bool:
     """Whether a value is made of zeros only: of a formula that does not need its tangent, for an empty result. In eager
     that gradient is there."""
-    made_of = closure([node], lambda value: value.all_input_nodes)
-    sources = [value for value in made_of if value.op != "call_function" or value.target is aten.full.default]
+    behind = closure([node], lambda value: value.all_input_nodes)
+    sources = [value for value in behind if value.op != "call_function" or value.target is aten.full.default]
     sources = [value for value in sources if not isinstance(value.meta["val"], torch.SymInt)]
     return bool(sources) and all(value.target is aten.full.default and value.args[1] == 0 for value in sources)
 
@@ -130,7 +130,7 @@ class _Presence:
     def __init__(self, graph: fx.Graph, tangents: Iterable[fx.Node]) -> None:
         self.graph = graph
         self.end = output_node(graph)
-        self.made: dict[object, fx.Node] = {}
+        self.nodes: dict[object, fx.Node] = {}
         self.known: dict[fx.Node, There | list[There]] = dict.fromkeys(tangents, True)
         for node in list(graph.nodes):
             sources = [source for source in node.all_input_nodes if self.known.get(source, False) is not False]
@@ -199,11 +199,11 @@ class _Presence:
         return truth if there else False
 
     def _node(self, target: Any, *args: Any) -> fx.Node:
-        known = self.made.get((target, args))
+        known = self.nodes.get((target, args))
         if known is None:
             with self.graph.inserting_before(self.end):
                 known = self.graph.call_function(target, tuple([list(arg) if arg == () else arg for arg in args]))
             dtype = args[0].meta["val"].dtype if target is aten.view.default else torch.bool
             known.meta["val"] = TensorMeta((), (), 0, dtype, args[0].meta["val"].device)
-            self.made[target, args] = known
+            self.nodes[target, args] = known
         return known

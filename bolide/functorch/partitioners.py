@@ -197,16 +197,16 @@ def possible_gain(needs: Needs, saved: list[fx.Node]) -> float:
     """
     price = {node: _price_of_saving(node, needs) if node.op != "placeholder" else 0.0 for node in saved}
     gain = 0.0
-    made_of: dict[fx.Node, frozenset[fx.Node]] = {}
+    parts_of: dict[fx.Node, frozenset[fx.Node]] = {}
     for node in needs.candidates:
         if node in price:
-            made_of[node] = frozenset([node])
+            parts_of[node] = frozenset([node])
             if price[node] and _may_run_in_backward(node, needs):
                 gain += max(0.0, price[node] - sum(_price_of_again(step, needs) for step in {node, maker(node)}))
         else:
-            made_of[node] = frozenset().union(*[made_of[source] for source in node.all_input_nodes])
+            parts_of[node] = frozenset().union(*[parts_of[source] for source in node.all_input_nodes])
             if node in needs.backward_only:
-                gain += max(0.0, sum(price[part] for part in made_of[node]) - _price_of_saving(node, needs))
+                gain += max(0.0, sum(price[part] for part in parts_of[node]) - _price_of_saving(node, needs))
     return gain
 
 
@@ -235,8 +235,8 @@ def _price_of_saving(node: fx.Node, needs: Needs) -> float:
     """
     if node.op == "placeholder":
         return 1.0
-    made_by_extern = recompute(maker(node)) == NEVER
-    written = node in needs.visible or made_by_extern or is_in_memory(node, needs.in_forward)
+    by_extern = recompute(maker(node)) == NEVER
+    written = node in needs.visible or by_extern or is_in_memory(node, needs.in_forward)
     early = 1.05 if node in needs.backward_only else 1.0  # where it makes no difference, the backward does its own work
     return node_bytes(node) * (1.0 if written else 2.0) * early + 8.0
 

@@ -123,11 +123,11 @@ def describe(trace: Trace, outputs: Sequence[TracedTensor]) -> Signature:
         placed.update(_place(trace, family, results))
     first: dict[int, int] = {}
     earlier = [first.setdefault(id(tensor), position) for position, tensor in enumerate(outputs)]
-    made = tuple(
+    placed_outputs = tuple(
         placed[id(tensor)] if earlier[position] == position else Output("output", earlier[position])
         for position, tensor in enumerate(outputs)
     )
-    return Signature(made, tuple(results), tuple(writes), _numbers(trace, made))
+    return Signature(placed_outputs, tuple(results), tuple(writes), _numbers(trace, placed_outputs))
 
 
 def _numbers(trace: Trace, outputs: Sequence[Output]) -> tuple[fx.Node, ...]:

@@ -146,5 +146,5 @@ class _Raising(torch.autograd.Function):
 
 def raising(message: str, values: Sequence[torch.Tensor], roots: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Fresh `values` with a history that goes back to `roots`, or nowhere, and raises."""
-    made: Sequence[torch.Tensor] = _Raising.apply(message, values, *(roots or [torch.empty(0, requires_grad=True)]))  # type: ignore[no-untyped-call]
-    return made
+    fresh: Sequence[torch.Tensor] = _Raising.apply(message, values, *(roots or [torch.empty(0, requires_grad=True)]))  # type: ignore[no-untyped-call]
+    return fresh

@@ -213,8 +213,8 @@ class Program:
 def described(definition: Definition) -> dict[str, Described]:
     """The buffers that a definition makes."""
     if isinstance(definition, Extern):
-        made = zip(definition.names, definition.dtypes, definition.shapes, definition.layouts)
-        return {name: (dtype, shape, layout) for name, dtype, shape, layout in made if name is not None}
+        buffers = zip(definition.names, definition.dtypes, definition.shapes, definition.layouts)
+        return {name: (dtype, shape, layout) for name, dtype, shape, layout in buffers if name is not None}
     if isinstance(definition, WriteBack):
         return {}
     return {definition.name: (definition.dtype, definition.shape, definition.layout)}

@@ -22,6 +22,7 @@ from bolide.inductor.ir.definitions import (
     Scatter,
     View,
     WriteBack,
+    axis_vars,
 )
 from bolide.inductor.ir.loops import Node, ReduceOp
 from bolide.inductor.lowering import scalars as sc
@@ -35,7 +36,6 @@ from bolide.inductor.lowering.values import (
     Reader,
     TensorValue,
     broadcast,
-    contiguous,
     exprs,
     same_layout,
     strided,
@@ -227,7 +227,7 @@ class Lowering:
 
     def layout_of(self, buffer: str) -> Layout:
         """The declared layout, or row-major."""
-        return self.layouts.get(buffer) or contiguous(self.shapes[buffer])
+        return self.layouts.get(buffer) or Layout.row_major(self.shapes[buffer])
 
     def as_view(self, value: TensorValue, wanted: Coords | None = None) -> View:
         """`value` as a strided view of a buffer; a copy is made where it is none. `wanted`: the strides it must
@@ -311,7 +311,7 @@ class Lowering:
 def view_axes(shape: Coords) -> tuple[tuple[str, ...], Coords]:
     """The axes of a View of this shape. They are its own, so the same names serve everywhere."""
     names = tuple(f"v{dim}" for dim in range(len(shape)))
-    return names, tuple(Expr.var(name, 0, size - 1) for name, size in zip(names, shape))
+    return names, axis_vars(zip(names, shape))
 
 
 def _is_tensor(meta: object) -> TypeGuard[TensorMeta]:

@@ -49,6 +49,11 @@ def formula(*overloads: object, takes_sizes: bool = False) -> Callable[[Body], B
     return register
 
 
+def combined(ctx: Lowering, body: Callable[..., Node], *readers: Reader) -> TensorValue:
+    """out[i] = body(what the readers give at i)."""
+    return ctx.compute(*ctx.out, lambda coords: body(*[read(coords) for read in readers]))
+
+
 def rounded_reader(ctx: Lowering, x: Operand, common: torch.dtype) -> Reader:
     """`x` as eager's kernels read an operand of common dtype `common`: converted to it, then to the computation
     type. Numbers are rounded as well (a bf16 `add` of 1.00123 adds 1)."""
@@ -58,9 +63,7 @@ def rounded_reader(ctx: Lowering, x: Operand, common: torch.dtype) -> Reader:
 
 def arithmetic(ctx: Lowering, body: Callable[..., Node], *operands: Operand) -> TensorValue:
     """Like `elementwise`, every operand rounded to the result's dtype first."""
-    shape, dtype = ctx.out
-    readers = [rounded_reader(ctx, x, dtype) for x in operands]
-    return ctx.compute(shape, dtype, lambda coords: body(*[read(coords) for read in readers]))
+    return combined(ctx, body, *[rounded_reader(ctx, x, ctx.meta.dtype) for x in operands])
 
 
 def arithmetic_formula(*overloads: object, takes_sizes: bool = False) -> Callable[[Body], Body]:

@@ -11,13 +11,13 @@ from typing import Literal
 
 import torch
 
-from bolide.inductor.ir.definitions import Extern
+from bolide.inductor.ir.definitions import Extern, axis_var
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.reductions import reduction
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import ONE, Coords, Operand, Reader, TensorValue, replaced
+from bolide.inductor.lowering.values import ONE, Coords, Operand, Reader, TensorValue, broadcast_shape, replaced
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing.fallible import done
 
@@ -44,13 +44,13 @@ Place = Callable[[Coords], tuple[Coords, tuple[Node, ...]]]
 @lowering(done)
 def nothing(ctx: Lowering, value: TensorValue) -> object:
     """What kernels would compute need not be: their checks are operations of their own."""
-    called = any(isinstance(made, Extern) and value.buffer in made.names for made in ctx.definitions)
+    called = any(isinstance(d, Extern) and value.buffer in d.names for d in ctx.definitions)
     return EXTERN if called else None
 
 
 def operand_var(place: int, size: Expr) -> Expr:
     """The value of operand `place` of an indirect load from a dimension of `size`."""
-    return Expr.var(f"${place}", 0, size - 1)
+    return axis_var(f"${place}", size)
 
 
 def checked_index(
@@ -139,8 +139,7 @@ class _Indexed:
         self.rank = len(x.shape)
         self.dims = [d for d, index in enumerate(indices) if index is not None]
         tensors = [index for index in indices if index is not None]
-        self.index_rank = max(len(index.shape) for index in tensors)
-        self.shape = _broadcast_all([index.shape for index in tensors], self.index_rank)
+        self.shape = broadcast_shape(*(index.shape for index in tensors))
         contiguous = self.dims == list(range(self.dims[0], self.dims[-1] + 1))
         self.start = self.dims[0] if contiguous else 0  # separated index tensors put their dimensions first
         self.readers = [checked_index(ctx, index, x.shape[d], what=what) for d, index in zip(self.dims, tensors)]
@@ -150,20 +149,11 @@ class _Indexed:
 
     def places(self, coords: Coords) -> tuple[Coords, tuple[Node, ...]]:
         """The coordinates in x of element `coords` of the result, and the operands they use."""
-        inner = coords[self.start : self.start + self.index_rank]
-        others = iter((*coords[: self.start], *coords[self.start + self.index_rank :]))
+        end = self.start + len(self.shape)
+        inner, others = coords[self.start : end], iter((*coords[: self.start], *coords[end:]))
         by_dim = dict(zip(self.dims, self.vars))
         source = tuple(by_dim[d] if d in by_dim else next(others) for d in range(self.rank))
         return source, tuple(reader(inner) for reader in self.readers)
-
-
-def _broadcast_all(shapes: Sequence[Coords], rank: int) -> Coords:
-    result = [ONE] * rank
-    for shape in shapes:
-        for k, size in enumerate(shape):
-            if size is not ONE:
-                result[rank - len(shape) + k] = size
-    return tuple(result)
 
 
 def _plain(indices: Sequence[TensorValue | None]) -> bool:

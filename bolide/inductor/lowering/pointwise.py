@@ -15,6 +15,7 @@ from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.formulas import (
     arithmetic,
     arithmetic_formula,
+    combined,
     elementwise,
     formula,
     promoted,
@@ -56,10 +57,9 @@ def _is_scalar(x: Operand) -> bool:
 def _keeps_scalar(ctx: Lowering, body: Binary, a: Operand, b: Operand) -> TensorValue:
     """mul and div by a scalar keep it in the computation type; every other operand is rounded to the common dtype
     first."""
-    shape, dtype = ctx.out
-    left = rounded_reader(ctx, a, dtype)
+    dtype = ctx.meta.dtype
     right = ctx.reader(b, sc.compute_dtype(dtype)) if _is_scalar(b) else rounded_reader(ctx, b, dtype)
-    return ctx.compute(shape, dtype, lambda coords: body(left(coords), right(coords)))
+    return combined(ctx, body, rounded_reader(ctx, a, dtype), right)
 
 
 @lowering(aten.mul.Tensor, aten.mul.Scalar, takes_sizes=True)
@@ -325,9 +325,8 @@ def _register_compare(op: str) -> None:
     @lowering(packet.Tensor, packet.Scalar, takes_sizes=True)
     def lower(ctx: Lowering, a: Operand, b: Operand) -> TensorValue:
         common = promoted(a, b)
-        left, right = rounded_reader(ctx, a, common), rounded_reader(ctx, b, common)
         body = partial(_compare_bools if common is torch.bool else sc.compare, op)
-        return ctx.compute(*ctx.out, lambda coords: body(left(coords), right(coords)))
+        return combined(ctx, body, rounded_reader(ctx, a, common), rounded_reader(ctx, b, common))
 
 
 def _compare_bools(op: str, a: Node, b: Node) -> Node:
@@ -346,8 +345,7 @@ for _op in ("eq", "ne", "lt", "le", "gt", "ge"):
 def _register_logical(combine: Callable[[Node, Node], Node], overload: object) -> None:
     @lowering(overload)
     def lower(ctx: Lowering, a: TensorValue, b: TensorValue) -> TensorValue:
-        left, right = truth(ctx, a), truth(ctx, b)
-        return ctx.compute(*ctx.out, lambda coords: combine(left(coords), right(coords)))
+        return combined(ctx, combine, truth(ctx, a), truth(ctx, b))
 
 
 def _register_bitwise(op: str, combine: Callable[[Node, Node], Node], packet: str, *names: str) -> None:
@@ -377,8 +375,7 @@ for _op, _name, _long_name in (
 
 @lowering(aten.logical_not.default)
 def logical_not(ctx: Lowering, x: TensorValue) -> TensorValue:
-    is_true = truth(ctx, x)
-    return ctx.compute(*ctx.out, lambda coords: sc.logical_not(is_true(coords)))
+    return combined(ctx, sc.logical_not, truth(ctx, x))
 
 
 def _register_predicate(op: str, body: Callable[[Node], Node]) -> None:
@@ -417,13 +414,8 @@ def nan_to_num(
 
 @lowering(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, takes_sizes=True)
 def where(ctx: Lowering, condition: TensorValue, a: Operand, b: Operand) -> TensorValue:
-    shape, dtype = ctx.out
-    is_true = truth(ctx, condition)
-
-    def body(coords: Coords) -> Node:
-        return sc.where(is_true(coords), ctx.operand(a, coords, dtype), ctx.operand(b, coords, dtype))
-
-    return ctx.compute(shape, dtype, body)
+    dtype = ctx.meta.dtype
+    return combined(ctx, sc.where, truth(ctx, condition), ctx.reader(a, dtype), ctx.reader(b, dtype))
 
 
 lowering(aten.masked_fill.Scalar, aten.masked_fill.Tensor, takes_sizes=True)(

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._ops import OpOverloadPacket
 
+from bolide.inductor.ir.definitions import volume
 from bolide.inductor.ir.loops import Node, ReduceOp
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.formulas import truth
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import ONE, Coords, NumberOrSize, Reader, TensorValue, numel, ravel
+from bolide.inductor.lowering.values import ONE, Coords, NumberOrSize, Reader, TensorValue, ravel
 from bolide.inductor.lowering.views import reshape
 from bolide.symbolic import Expr
 from bolide.tracing import TensorMeta
@@ -92,7 +93,7 @@ def prod(ctx: Lowering, x: TensorValue, dim: Dims = None, keepdim: bool = False,
 
 def count(x: TensorValue, dims: Sequence[int]) -> Expr:
     """How many elements are reduced."""
-    return numel([x.shape[d] for d in dims])
+    return volume([x.shape[d] for d in dims])
 
 
 @lowering(aten.mean.default, aten.mean.dim)

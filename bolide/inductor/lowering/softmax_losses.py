@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from bolide.inductor.ir.definitions import volume
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.activations import log_sigmoid
@@ -14,7 +15,7 @@ from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.indexing import checked_index, operand_var
 from bolide.inductor.lowering.reductions import averaged, reduced_dims, reduction, summed
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import ONE, Coords, MaybeTensor, Reader, TensorValue, numel, replaced
+from bolide.inductor.lowering.values import Coords, MaybeTensor, Reader, TensorValue, broadcast_shape, replaced
 from bolide.symbolic import as_expr
 
 aten = torch.ops.aten
@@ -98,14 +99,6 @@ def _reduced_loss(ctx: Lowering, shape: Coords, body: Reader, reduction_code: in
     return finish(ctx, losses, tuple(range(len(shape))), read, dtype, False)
 
 
-def _broadcast_shape(a: TensorValue, b: TensorValue) -> Coords:
-    """The broadcast shape of two tensors whose shapes eager has found compatible."""
-    if len(a.shape) < len(b.shape):
-        a, b = b, a
-    tail = len(a.shape) - len(b.shape)
-    return (*a.shape[:tail], *(y if x is ONE else x for x, y in zip(a.shape[tail:], b.shape)))
-
-
 Step = Callable[[Node], Node]
 """A value after a step of a loss's formula: rounded to the result's dtype where eager stores it in between."""
 
@@ -132,7 +125,7 @@ def _register_difference(
         dtype = ctx.meta.dtype
         step = step_of(dtype)
         body = ctx.each(sc.compute_dtype(dtype), lambda v, t: loss(step(sc.sub(v, t)), width, step), x, target)
-        return _reduced_loss(ctx, _broadcast_shape(x, target), body, reduction)
+        return _reduced_loss(ctx, broadcast_shape(target.shape, x.shape), body, reduction)
 
     @lowering(getattr(aten, f"{name}_backward").default)
     def backward(
@@ -140,7 +133,7 @@ def _register_difference(
     ) -> TensorValue:
         shape, dtype = ctx.out
         compute, step = sc.compute_dtype(dtype), step_of(dtype)
-        count = numel(_broadcast_shape(x, target))
+        count = volume(broadcast_shape(target.shape, x.shape))
 
         def scaled(value: float) -> Node:
             if reduction != _MEAN:
@@ -217,7 +210,7 @@ def bce_with_logits(
         loss = sc.add(sc.mul(sc.sub(1.0, t), v), softplus)
         return loss if weight is None else sc.mul(loss, ctx.operand(weight, coords, x.dtype))
 
-    return _reduced_loss(ctx, _broadcast_shape(x, target), body, reduction)
+    return _reduced_loss(ctx, broadcast_shape(target.shape, x.shape), body, reduction)
 
 
 @lowering(aten.binary_cross_entropy_backward.default)
@@ -232,7 +225,7 @@ def binary_cross_entropy_backward(
     """grad·(x - t) / max((1 - x)·x, 1e-12). The forward is ATen's: it refuses inputs outside [0, 1]."""
     if sc.compute_dtype(x.dtype) is not x.dtype:
         return EXTERN
-    count = numel(x.shape)
+    count = volume(x.shape)
 
     def body(coords: Coords) -> Node:
         g, v, t = (ctx.operand(operand, coords, x.dtype) for operand in (grad, x, target))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import torch
 
 from bolide.inductor.ir.definitions import Element, Layout
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
-from bolide.symbolic import Expr, as_expr, contiguous_strides
+from bolide.symbolic import Expr, as_expr
 
 Coords = tuple[Expr, ...]
 IndexMap = Callable[[Coords], Coords]
@@ -106,18 +105,20 @@ def broadcast(shape: Coords, coords: Coords) -> Coords:
     return coords
 
 
-def numel(shape: Sequence[Expr]) -> Expr:
-    """The number of elements."""
-    return prod(shape, start=ONE)
-
-
-def contiguous(shape: Sequence[Expr]) -> Layout:
-    return Layout(contiguous_strides(shape), ZERO)
+def broadcast_shape(*shapes: Coords) -> Coords:
+    """The shape of tensors together, whose shapes eager has found compatible; of equal sizes the last one's."""
+    rank = max(map(len, shapes))
+    result = [ONE] * rank
+    for shape in shapes:
+        for k, size in enumerate(shape, rank - len(shape)):
+            if size is not ONE:
+                result[k] = size
+    return tuple(result)
 
 
 def exprs(sizes: Sequence[object]) -> Coords:
     """Sizes (ints or SymInts) as index expressions."""
-    return tuple(Expr.const(size) if type(size) is int else as_expr(size) for size in sizes)
+    return tuple(map(as_expr, sizes))
 
 
 def ravel(coords: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
@@ -129,7 +130,7 @@ def ravel(coords: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
 
 
 def unravel(linear: Expr, shape: Sequence[Expr]) -> Coords:
-    """The inverse of `ravel`, for 0 <= linear < numel(shape)."""
+    """The inverse of `ravel`, for 0 <= linear < volume(shape)."""
     coords: list[Expr] = []
     for size in reversed(shape[1:]):
         coords.append(linear % size)
@@ -147,9 +148,7 @@ def same_layout(shape: Sequence[Expr], a: Sequence[Expr], b: Sequence[Expr]) -> 
 def strided(layout: Layout, coords: Coords, axes: Sequence[Expr]) -> Layout | None:
     """`coords` of a buffer of `layout`, functions of the variables `axes`, as a strided map; None if it is not one.
     `axes` of size 1 are constants."""
-    linear = layout.offset
-    for coord, stride in zip(coords, layout.stride):
-        linear = linear + coord * stride
+    linear = layout.address(coords)
     strides: list[Expr] = []
     for axis in axes:
         if axis.is_const:

@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 import torch.fx
 
+from bolide.inductor.ir.definitions import volume
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import (
@@ -17,7 +18,6 @@ from bolide.inductor.lowering.values import (
     IndexMap,
     TensorValue,
     broadcast,
-    numel,
     ravel,
     replaced,
     unravel,
@@ -261,7 +261,7 @@ def as_strided(
     def place(coords: Sequence[Expr]) -> Expr:
         return sum((coord * step for coord, step in zip(coords, strides)), start=offset)
 
-    last_is_inside = place([length - 1 for length in shape]).lt(numel(x.shape))
+    last_is_inside = place([length - 1 for length in shape]).lt(volume(x.shape))
     if not (last_is_inside.is_const and last_is_inside.value):
         return EXTERN
     return x.view(shape, lambda coords: unravel(place(coords), x.shape))

@@ -85,12 +85,12 @@ class ResultCheck:
         return self._mended(value, shape, stride)
 
     def _mended(self, value: Any, shape: Sizes, stride: Sizes) -> torch.Tensor:
-        expected, found = _told(shape, self.dtype, torch.device("cpu")), _kind_of(value)
-        if found != expected:
+        expected, actual = _told(shape, self.dtype, torch.device("cpu")), _kind_of(value)
+        if actual != expected:
             if str(self.op.name()) in SIZED:  # type: ignore[no-untyped-call]
                 # that it is 0 or 1 is a condition that the program checks later
                 raise Refuted("a size that is data is not the one that the program was compiled for")
-            raise self._fault()(self._text(expected, found))
+            raise self._fault()(self._text(expected, actual))
         if not _same_places(shape, value.stride(), stride):
             text = self._text(f"strides {list(stride)}", f"strides {list(value.stride())}")
             if not keeps_its_word(self.op) or not _is_injective(shape, stride):
@@ -106,11 +106,11 @@ class ResultCheck:
     def _fault(self) -> type[Exception]:
         return AssertionError if keeps_its_word(self.op) else WrongResult
 
-    def _text(self, expected: str, found: str) -> str:
+    def _text(self, expected: str, actual: str) -> str:
         foreign = self.op.namespace not in ("bolide", *_KEEP_THEIR_WORD)
         says = "its fake implementation says" if foreign else "bolide expects"
         remedy = "make the fake implementation (register_fake) say what the operator gives"
-        lines = [f"{self.op} gave a tensor of {found}; {says} {expected}"]
+        lines = [f"{self.op} gave a tensor of {actual}; {says} {expected}"]
         lines += [f"  result: {self.place}"] if self.place else []
         lines += [f"  at: {self.where}"] if self.where else []
         return "\n".join([*lines, f"  remedy: {remedy if foreign else 'please report it'}"])

@@ -52,13 +52,13 @@ def _relate(
 ) -> str | None:
     """Tells the unifier what follows from the data: the right reads what the left defines at the same points, or both
     read an input at the same points. Numbers are computed together whatever they read."""
-    made = {stage.name: stage for stage in left.stages}
-    handed = [name for name in right_reads if name in made]
+    defined = {stage.name: stage for stage in left.stages}
+    handed = [name for name in right_reads if name in defined]
     for name in handed:
         for element, indirect in right_reads[name]:
             if indirect:
                 return f"{name} is read at places that depend on data"
-            if not unifier.equate(made[name].coords, element.coords):
+            if not unifier.equate(defined[name].coords, element.coords):
                 return f"{name} is read at other points than it is computed at"
     if handed or not (left.space or right.space):
         return None
@@ -133,12 +133,12 @@ def _count(extent: Expr) -> int:
 
 def _join(left: Group, right: Group, unifier: Unifier) -> Group | str:
     stages = [*_moved(left, unifier), *_moved(right, unifier)]
-    made: dict[str, Stage] = {}
+    defined: dict[str, Stage] = {}
     for stage in stages:
         for name, ways in reads_by_buffer((stage,)).items():
-            if name in made and any(element.coords != made[name].coords for element, _ in ways):
+            if name in defined and any(element.coords != defined[name].coords for element, _ in ways):
                 return f"{name} is read at other points than it is computed at"
-        made[stage.name] = stage
+        defined[stage.name] = stage
     whole = unifier.leaves((left if left.inner or not right.inner else right).space)
     inner = unifier.leaves(left.inner or right.inner)
     outer = tuple([axis for axis in whole if axis not in inner])

@@ -32,7 +32,7 @@ def save_across_passes(passes: list[Pass], inner: Space, vector: str | None) -> 
     state = _State(frozenset(name for name, _ in inner), vector)
     locals_: list[Local] = []
     saved: dict[Node, Node] = {}  # value -> load that reads it back
-    made_in: dict[Node, Pass] = {}
+    computed_in: dict[Node, Pass] = {}
     room = volume(extent for _, extent in inner)
     index = Layout.row_major([extent for _, extent in inner]).address(axis_vars(inner))
     small = room.is_const and room.value <= LONGEST_ROW and any(name == vector for name, _ in inner)
@@ -40,20 +40,20 @@ def save_across_passes(passes: list[Pass], inner: Space, vector: str | None) -> 
         _read_back(current, saved)
         stores = [s for each in passes for s in each.inside if isinstance(s, Store)]
         stored = {store.value: store.access for store in stores if store.mode == "set" and not store.operands}
-        for node in _frontier(current.inside, made_in, stored, small, state):
+        for node in _frontier(current.inside, computed_in, stored, small, state):
             if node in stored:
                 access = stored[node]
             elif len(locals_) < MOST_SCRATCH:
                 name = f"row{len(locals_)}"
                 locals_.append(Local(name, node.dtype, room))
                 access = Access(name, index)
-                made_in[node].inside.insert(0, Store(access, node))
+                computed_in[node].inside.insert(0, Store(access, node))
             else:
                 continue
             saved[node] = Node.make("load", node.dtype, (), access)
         _read_back(current, saved)
         for node in nodes_below(roots_in(current.inside), lambda node: not state.full(node)):
-            made_in.setdefault(node, current)
+            computed_in.setdefault(node, current)
     return locals_
 
 
@@ -85,7 +85,7 @@ class _State:
 
 def _frontier(
     statements: Iterable[Stmt],
-    made_in: dict[Node, Pass],
+    computed_in: dict[Node, Pass],
     stored: dict[Node, Access],
     small: bool,
     state: _State,
@@ -99,7 +99,7 @@ def _frontier(
         if node in seen or not state.full(node):
             continue
         seen.add(node)
-        if node in made_in:
+        if node in computed_in:
             cost = state.cost(node)
             if cost >= WORTH_READING if node in stored else small and cost >= WORTH_SCRATCH:
                 frontier.append(node)

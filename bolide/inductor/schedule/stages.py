@@ -129,11 +129,11 @@ def unit_reads(unit: Unit) -> set[str]:
     """The buffers a unit reads from memory or updates."""
     if not isinstance(unit, Group):
         return reads(unit)
-    made: set[str] = set()
+    defined: set[str] = set()
     read: set[str] = set()
     for stage in unit.stages:
-        read |= {node.arg.buffer for node in loads_of(roots_of(stage))} - made
-        (made if stage.mode == "define" else read).add(stage.name)
+        read |= {node.arg.buffer for node in loads_of(roots_of(stage))} - defined
+        (defined if stage.mode == "define" else read).add(stage.name)
     return read
 
 
