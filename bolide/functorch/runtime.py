@@ -180,7 +180,7 @@ class Backward:
         self.compiled_for = _once_per_key(compiled_for)
         self.expected = [(at, stride) for at, stride in enumerate(crossing.tangents) if stride is not None]
 
-    def __call__(self, ctx: Any, tangents: Tangents) -> tuple[Any, ...]:
+    def backward(self, ctx: Any, tangents: Tangents) -> tuple[Any, ...]:
         """The gradients of the forward's inputs."""
         try:
             return self._transformed(ctx, tangents) if is_transformed(tangents) else self._gradients(ctx, tangents)
@@ -249,7 +249,7 @@ def _not_twice(gradients: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ..
 
 
 def differentiable(
-    run: Runner, backward: Backward, crossing: Crossing, apart: Sequence[int] = (), anchored: bool = False
+    run: Runner, derivative: Backward, crossing: Crossing, apart: Sequence[int] = (), anchored: bool = False
 ) -> Runner:
     """Makes the forward graph one node of autograd's graph.
 
@@ -276,7 +276,7 @@ def differentiable(
 
         @staticmethod
         def backward(ctx: Any, *tangents: Any) -> Any:
-            gradients = backward(ctx, tangents)
+            gradients = derivative.backward(ctx, tangents)
             return (*gradients, None) if anchored else gradients
 
     apply = CompiledFunction.apply
