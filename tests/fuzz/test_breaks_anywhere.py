@@ -37,7 +37,7 @@ def breaking_anywhere(seed: int, longest: int) -> Iterator[None]:
         limit = rng.randrange(1, longest) + (20 if begins else 0)  # a function that does not even begin is no test
         if run(self, limit):
             return True
-        self.tick = limit
+        self.progress.tick = limit
         raise Unsupported("here", kind="graph_break")
 
     Machine.run = interrupted  # type: ignore[method-assign]

@@ -286,10 +286,6 @@ class ReadableNamespaces(Protocol):
 class _RealNamespaces(ReadableNamespaces):
     _like: type[ReadableNamespaces] = Namespaces  # as type checkers see
 
-    def python_method(self, cls: type, name: str) -> types.FunctionType | None:
-        found = class_attribute(cls, name)
-        return found if type(found) is types.FunctionType else None
-
 
 class _RealWorld:
     """The parts of a `World` that handlers ask which also run for real. Nothing is guarded."""
@@ -310,6 +306,10 @@ class _RealWorld:
 
     def lookup(self, cls: type, name: str) -> object:
         return class_attribute(cls, name)
+
+    def python_method(self, cls: type, name: str) -> types.FunctionType | None:
+        method = class_attribute(cls, name)
+        return method if type(method) is types.FunctionType else None
 
 
 _REAL_WORLD, _NO_TRACE = cast(World, _RealWorld()), cast(Trace, _NoTrace())

@@ -441,10 +441,13 @@ def _repeat(x: TensorMeta, repeats: Ints) -> TensorMeta:
     return row_major(x, shape)
 
 
-@rule("tril", "triu")
-def _tril(x: TensorMeta, diagonal: int = 0) -> TensorMeta:
-    require(x.ndim >= 2, "tril: input tensor must have at least 2 dimensions")
+def _triangle(name: str, x: TensorMeta, diagonal: int = 0) -> TensorMeta:
+    require(x.ndim >= 2, f"{name}: input tensor must have at least 2 dimensions")
     return row_major(x)
+
+
+for _name in ("tril", "triu"):
+    rule(_name)(functools.partial(_triangle, _name))
 
 
 @rule("select_backward", "slice_backward", "unfold_backward", "diagonal_backward")
