@@ -50,14 +50,14 @@ def find(key: str) -> Object | None:
     return _objects.get(key)
 
 
-def keep(key: str, found: Object) -> None:
+def keep(key: str, code: Object) -> None:
     """Remember what was generated."""
-    _add({key: found}.items())
+    _add({key: code}.items())
 
 
-def _add(found: Iterable[tuple[str, Object]]) -> None:
+def _add(objects: Iterable[tuple[str, Object]]) -> None:
     with compiling:
-        _objects.update(found)
+        _objects.update(objects)
         size = sum(len(known.image) for known in _objects.values())
         while size > _LIMIT:
             size -= len(_objects.pop(next(iter(_objects))).image)
@@ -74,9 +74,9 @@ def save_cache_artifacts() -> tuple[bytes, CacheInfo] | None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.comment = _FORMAT.encode()
-        archive.writestr(_IMPORTS, json.dumps({key: found.imports for key, found in known.items()}))
-        for key, found in known.items():
-            archive.writestr(key, found.image)
+        archive.writestr(_IMPORTS, json.dumps({key: code.imports for key, code in known.items()}))
+        for key, code in known.items():
+            archive.writestr(key, code.image)
     return file.getvalue(), CacheInfo({"kernels": list(known)})
 
 
@@ -91,11 +91,11 @@ def load_cache_artifacts(serialized_artifacts: bytes) -> CacheInfo:
             if archive.comment != _FORMAT.encode():
                 raise ValueError(f"its format is {archive.comment.decode(errors='replace')!r}")
             imports = json.loads(archive.read(_IMPORTS))
-            found = {key: Object(tuple(names), archive.read(key)) for key, names in imports.items()}
+            objects = {key: Object(tuple(names), archive.read(key)) for key, names in imports.items()}
     except (zipfile.BadZipFile, ValueError, KeyError, AttributeError, TypeError) as error:
         raise BolideError(f"these bytes are not what save_cache_artifacts of this version gives: {error}") from error
-    _add(found.items())
-    return CacheInfo({"kernels": list(found)})
+    _add(objects.items())
+    return CacheInfo({"kernels": list(objects)})
 
 
 @on_reset

@@ -27,11 +27,11 @@ def by_class(function: Callable[[type], T]) -> Callable[[type], T]:
     known: dict[int, tuple[weakref.ref[type], T]] = {}
 
     def answer(cls: type) -> T:
-        found = known.get(id(cls))
-        if found is None:
+        entry = known.get(id(cls))
+        if entry is None:
             key = id(cls)
-            found = known[key] = (weakref.ref(cls, lambda _: known.pop(key, None)), function(cls))
-        return found[1]
+            entry = known[key] = (weakref.ref(cls, lambda _: known.pop(key, None)), function(cls))
+        return entry[1]
 
     on_reset(known.clear)
     return answer

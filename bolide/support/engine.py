@@ -101,14 +101,14 @@ def _object(text: str, cpu: str, features: str) -> artifacts.Object:
 
     version = ".".join(map(str, llvm.llvm_version_info))
     key = artifacts.key_of(text, llvm.get_default_triple(), cpu, features, version)
-    found = artifacts.find(key)
-    if found is None:
+    code = artifacts.find(key)
+    if code is None:
         module = llvm.parse_assembly(text)
         names = [function.name for function in module.functions if function.is_declaration]
         imports = tuple(name for name in names if not name.startswith("llvm."))
-        found = artifacts.Object(imports, machine(cpu, features).emit_object(module))
-        artifacts.keep(key, found)
-    return found
+        code = artifacts.Object(imports, machine(cpu, features).emit_object(module))
+        artifacts.keep(key, code)
+    return code
 
 
 def assembly(text: str, cpu: str, features: str) -> str:
@@ -147,5 +147,5 @@ class Method:
         new.restype = ctypes.py_object
         new.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
         # The last argument is what CPython calls the function's module: any object.
-        made: Callable[..., object] = new(ctypes.addressof(self.definition), word, (self, owned))
-        return made
+        function: Callable[..., object] = new(ctypes.addressof(self.definition), word, (self, owned))
+        return function

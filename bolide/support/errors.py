@@ -40,9 +40,9 @@ class BolideWarning(UserWarning):
 
 
 class _Watch(threading.local):
-    """`made`: the refusals that were made in this thread since the native code was called that is running now."""
+    """`refusals`: those that were made in this thread since the native code was called that is running now."""
 
-    made: list[Unsupported] | None = None
+    refusals: list[Unsupported] | None = None
 
 
 _watch = _Watch()
@@ -73,8 +73,8 @@ class Unsupported(BolideError):
         self.operation = operation
         self.final = False
         super().__init__(reason)
-        if _watch.made is not None:
-            _watch.made.append(self)
+        if _watch.refusals is not None:
+            _watch.refusals.append(self)
 
     @property
     def about(self) -> BreakKind:
@@ -93,8 +93,8 @@ def insistent(call: Callable[..., object], *args: object) -> Any:
     """What `call` gives. When it answers, or raises something else, although something in it was refused, that refusal
     is raised: nobody in between may catch it (an ``except Exception`` of a library, C code that clears errors).
     """
-    outer = _watch.made
-    made = _watch.made = []
+    outer = _watch.refusals
+    refusals = _watch.refusals = []
     refusal = None
     try:
         return call(*args)
@@ -102,12 +102,12 @@ def insistent(call: Callable[..., object], *args: object) -> Any:
         refusal = error
         raise
     finally:
-        _watch.made = outer
-        if made:
+        _watch.refusals = outer
+        if refusals:
             if outer is not None:
-                outer += made
-            swallowed = None if refusal is not None else made[0]
-            made.clear()  # a refusal's traceback leads to this frame: no cycle may keep the program's values alive
+                outer += refusals
+            swallowed = None if refusal is not None else refusals[0]
+            refusals.clear()  # a refusal's traceback leads to this frame: no cycle may keep the program's values alive
             refusal = None
             if swallowed is not None:
                 try:
@@ -118,8 +118,8 @@ def insistent(call: Callable[..., object], *args: object) -> Any:
 
 def forgive(refusal: Unsupported) -> None:
     """What was refused has been done in another way."""
-    if _watch.made is not None and refusal in _watch.made:
-        _watch.made.remove(refusal)
+    if _watch.refusals is not None and refusal in _watch.refusals:
+        _watch.refusals.remove(refusal)
 
 
 def describe(

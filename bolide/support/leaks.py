@@ -70,27 +70,27 @@ def watched(name: str) -> Iterator[None]:
 
 
 def _refuse_living(name: str, before: set[int]) -> None:
-    made = {id(value) for value in living(0)} - before
-    if not made:
+    new = {id(value) for value in living(0)} - before
+    if not new:
         return
     way = None
     for generation in (0, 2, 2):  # cycles, nearly always young, are no leaks; through autograd's graph they go by parts
-        found: list[object] = []  # what was found holds nothing any more
+        left: list[object] = []  # the last ones are held by nothing any more
         gc.collect(generation)
-        found = [value for value in living(None if generation else 1) if id(value) in made]
-        way = way_to(_some(found))
+        left = [value for value in living(None if generation else 1) if id(value) in new]
+        way = way_to(_some(left))
         if way is None:  # asked before the next collection, which costs more
             break
     if way is not None:
         raise Leak(name, way)
-    if found:
-        _log.debug("%s: %d objects of its capture are kept by autograd's graph", name, len(found))
+    if left:
+        _log.debug("%s: %d objects of its capture are kept by autograd's graph", name, len(left))
 
 
-def _some(found: list[object]) -> list[Any]:
+def _some(leaks: list[object]) -> list[Any]:
     """A few objects of each class: what leads to one leads to others as well, and looking for many takes minutes."""
     classes: dict[type, list[object]] = {}
-    for value in found:
+    for value in leaks:
         classes.setdefault(type(value), []).append(value)
     return [value for values in classes.values() for value in values[:_SEARCHED]]
 
@@ -98,15 +98,15 @@ def _some(found: list[object]) -> list[Any]:
 def living(generation: int | None = None) -> list[Any]:
     """The fleeting objects that are alive, of one generation of the garbage collector or all."""
     known: dict[type, bool] = {}
-    found = []
+    objects = []
     for value in gc.get_objects(generation):
         cls = type(value)
         there = known.get(cls)
         if there is None:
             there = known[cls] = is_fleeting(cls)
         if there:
-            found.append(value)
-    return found
+            objects.append(value)
+    return objects
 
 
 # ---- what the program is given ---------------------------------------------------------------------------------------
@@ -154,13 +154,13 @@ def _parts(value: Any) -> Iterator[tuple[Any, str]]:
 # ---- what holds a leak -----------------------------------------------------------------------------------------------
 
 
-def way_to(found: list[object]) -> str | None:
+def way_to(leaks: list[object]) -> str | None:
     """By what one of these objects is held: from the object to a module, or to a frame that runs. None if nothing that
     Python knows leads to them: C++ holds them in a cycle."""
-    met = list(found)  # and what leads to them
+    met = list(leaks)  # and what leads to them
     held: dict[int, int | None] = {id(value): None for value in met}  # what each holds of these; numbers hold nothing
     frontier = met
-    own = {id(found), id(met)}
+    own = {id(leaks), id(met)}
     while frontier and len(met) < _MET:
         own.add(id(frontier))
         behind: list[object] = []

@@ -71,10 +71,10 @@ class Assumptions:
 
     def value(self, expr: Expr) -> int:
         """The value of an expression in this run; asking assumes nothing."""
-        found = self._values.get(expr)
-        if found is None:
-            found = self._values[expr] = expr.evaluate(self.hints)
-        return found
+        value = self._values.get(expr)
+        if value is None:
+            value = self._values[expr] = expr.evaluate(self.hints)
+        return value
 
     def mark_unbacked(self, size: torch.SymInt) -> None:
         """Treat a size of an input as data."""
@@ -133,18 +133,18 @@ class Assumptions:
         if condition.is_const:
             return condition.value
         key = (condition.op, condition.expr)
-        found = self._truths.get(key)
-        if found is None:
+        truth = self._truths.get(key)
+        if truth is None:
             if self.is_data(condition):
                 return self._holds_of_data(condition)
-            found = _always(condition)
-            if found is None and self.closed:
+            truth = _always(condition)
+            if truth is None and self.closed:
                 return self._known(condition)
-            if found is None:
-                found = condition.holds_at(self.value(condition.expr))
-                self.guards.setdefault(condition if found else condition.negate(), self._where())
-            self._truths[key] = found
-        return found
+            if truth is None:
+                truth = condition.holds_at(self.value(condition.expr))
+                self.guards.setdefault(condition if truth else condition.negate(), self._where())
+            self._truths[key] = truth
+        return truth
 
     def _holds_of_data(self, condition: Cond) -> bool:
         known = self.facts.decide(condition)
@@ -274,7 +274,7 @@ class Facts:
 
     def _raised(self, expr: Expr, least: int | None) -> dict[str, Expr]:
         """The symbols in `expr` that are known to be larger than what they were made with."""
-        found = {}
+        raised = {}
         for name, variable in expr.variables().items():
             lo, hi = variable.bounds()
             better = self._least.get(name, lo)
@@ -282,8 +282,8 @@ class Facts:
             if least is not None and is_size and not is_at_least_0(least - 1 - variable, self._positive):
                 better = max(better or 0, least)
             if better is not None and (lo is None or better > lo):
-                found[name] = Expr.var(name, better, hi if hi is None or hi >= better else None)
-        return found
+                raised[name] = Expr.var(name, better, hi if hi is None or hi >= better else None)
+        return raised
 
 
 def is_at_least_0(expr: Expr, facts: Sequence[Expr], depth: int = 3) -> bool:

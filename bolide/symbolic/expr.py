@@ -121,14 +121,14 @@ class Expr:
 
     def variables(self) -> dict[str, Expr]:
         """Its variables by name, bounds included."""
-        found: dict[str, Expr] = {}
+        variables: dict[str, Expr] = {}
         for mono, _ in self.terms:
             for atom in mono:
                 if atom.kind == "var":
-                    found[atom.key] = atom.as_expr()
+                    variables[atom.key] = atom.as_expr()
                 for arg in atom.args:
-                    found.update(arg.variables())
-        return found
+                    variables.update(arg.variables())
+        return variables
 
     def bounds(self) -> Bounds:
         """(smallest, largest) value that follows from the variables' bounds by interval arithmetic; None: not
@@ -167,16 +167,16 @@ class Expr:
             bounds.append(
                 plain.subs({name: Expr.var(name) + (v.bounds()[0] or 0) for name, v in variables.items()}).bounds()[0]
             )
-        found = [-(-bound // scale) for bound in bounds if bound is not None]
-        found += [bound for bound in self.bounds()[:1] if bound is not None]
-        return max(found, default=-inf)
+        lowest = [-(-bound // scale) for bound in bounds if bound is not None]
+        lowest += [bound for bound in self.bounds()[:1] if bound is not None]
+        return max(lowest, default=-inf)
 
     def coefficient(self, name: str) -> Expr | None:
         """The stride with respect to variable `name` (0 when it does not occur), or None if the expression is not
         affine in it."""
         if name not in self.free_vars:
             return ZERO
-        found: dict[Mono, int] = {}
+        factors: dict[Mono, int] = {}
         for mono, coefficient in self.terms:
             hits = [atom for atom in mono if name in atom.free_vars]
             if not hits:
@@ -184,8 +184,8 @@ class Expr:
             if len(hits) > 1 or hits[0].kind != "var":
                 return None
             rest = tuple(atom for atom in mono if atom is not hits[0])
-            found[rest] = found.get(rest, 0) + coefficient
-        return _from_terms(found, found.pop((), 0))
+            factors[rest] = factors.get(rest, 0) + coefficient
+        return _from_terms(factors, factors.pop((), 0))
 
     def subs(self, values: Mapping[str, Expr | int]) -> Expr:
         """The expression with variables replaced."""

@@ -61,8 +61,8 @@ def _operation(op: str) -> Callable[[SymNode, SymNode | GraphFloat], SymNode | G
         a, b = self._integer(), other._integer()
         if op in ("//", "%") and not self.env.suppose(b.ne(0)):
             _OPERATORS[op](1, 0)  # raises Python's own error
-        made = nodes[key] = self._int(_OPERATORS[op](a, b))
-        return made
+        result = nodes[key] = self._int(_OPERATORS[op](a, b))
+        return result
 
     return operate
 
@@ -82,8 +82,8 @@ def _comparison(op: str) -> Callable[[SymNode, SymNode | GraphFloat], SymNode]:
         if isinstance(a, Expr) and isinstance(b, Expr):
             if op == "le" and not b.terms and b.offset == _LARGEST:  # the end of a slice that has none
                 return self.wrap_bool(True)
-            made = nodes[key] = self._cond(getattr(a, op)(b))
-            return made
+            result = nodes[key] = self._cond(getattr(a, op)(b))
+            return result
         if self.is_float() or other.is_float():
             x, y = self._ratio(), other._ratio()
             if x is None or y is None or not x.exact or not y.exact:
@@ -248,20 +248,20 @@ class SymNode:
 
     def _derived(self, text: str, value: float) -> SymNode | None:
         """The node of a number that Python computes of sizes, `value` now; None if that cannot be one of its own."""
-        made = None if self.env.derive is None else self.env.derive(text, value)
-        if made is None:
+        number = None if self.env.derive is None else self.env.derive(text, value)
+        if number is None:
             return None
-        if type(made) not in (int, float):
-            return made.node  # type: ignore[no-any-return]
-        return self.wrap_int(made) if type(made) is int else self.wrap_float(made)
+        if type(number) not in (int, float):
+            return number.node  # type: ignore[no-any-return]
+        return self.wrap_int(number) if type(number) is int else self.wrap_float(number)
 
     # ---- making others --------------------------------------------------------------------------------------------
 
     def wrap_int(self, value: int) -> SymNode:
-        found: SymNode | None = self.env.nodes.get(value)
-        if found is None:
-            found = self.env.nodes[value] = SymNode.number(self.env, value)
-        return found
+        node: SymNode | None = self.env.nodes.get(value)
+        if node is None:
+            node = self.env.nodes[value] = SymNode.number(self.env, value)
+        return node
 
     def wrap_bool(self, value: bool) -> SymNode:
         return SymNode.truth(self.env, value)
@@ -308,8 +308,8 @@ class SymNode:
             return self.wrap_float(_OPERATORS[op](self.expr, other.expr))
         if self.env.scalar is None and isinstance(other, SymNode):
             return self.wrap_float(_OPERATORS[op](self.guard_float(), other.guard_float()))
-        made = _OPERATORS[op](self.in_graph(), other.in_graph() if isinstance(other, SymNode) else other.owner)
-        return self.wrap_float(made) if isinstance(made, float) else made.node  # type: ignore[no-any-return]
+        result = _OPERATORS[op](self.in_graph(), other.in_graph() if isinstance(other, SymNode) else other.owner)
+        return self.wrap_float(result) if isinstance(result, float) else result.node  # type: ignore[no-any-return]
 
     def _ratio(self) -> Ratio | None:
         """This number as a quotient, if it is a simple one."""
@@ -362,9 +362,9 @@ class SymNode:
     def pow_by_natural(self, other: SymNode) -> SymNode:
         base, exponent, result = self._integer(), other._integer(), Expr.const(1)
         if not exponent.is_const:
-            made = self._derived(f"({base.text()}) ** ({exponent.text()})", self.hint**other.hint)
-            if made is not None:
-                return made
+            derived = self._derived(f"({base.text()}) ** ({exponent.text()})", self.hint**other.hint)
+            if derived is not None:
+                return derived
         for _ in range(other.guard_int()):
             result = result * base
         return self._int(result)
@@ -427,9 +427,9 @@ class SymNode:
         if isinstance(self.expr, Ratio) and digits is None:
             return self._int(_rounded(self.expr))
         if isinstance(self.expr, Ratio):
-            made = self._derived(f"round({self.expr.text()}, {digits})", round(self.hint, digits))
-            if made is not None:
-                return made
+            derived = self._derived(f"round({self.expr.text()}, {digits})", round(self.hint, digits))
+            if derived is not None:
+                return derived
         rounded = round(self.guard_float(), digits)
         return self.wrap_int(rounded) if isinstance(rounded, int) else self.wrap_float(rounded)
 
@@ -463,9 +463,9 @@ class SymNode:
             a, b = b, a
         if not b.is_const:
             now = _OPERATORS[sign](self.env.value(a), self.env.value(b))
-            made = self._derived(f"({a.text()}) {sign} ({b.text()})", now)
-            if made is not None:
-                return made
+            derived = self._derived(f"({a.text()}) {sign} ({b.text()})", now)
+            if derived is not None:
+                return derived
             b = Expr.const(self.env.specialise(b, self.env.value(b)))
         return self._int(form(a, b, _masked(a, b.value)))
 
@@ -565,9 +565,9 @@ def _rounded(ratio: Ratio) -> Expr:
 def _power_of_two(exponent: SymNode) -> Expr:
     """What shifting multiplies with."""
     if not exponent._integer().is_const and exponent.hint >= 0:
-        made = exponent._derived(f"1 << ({exponent})", 1 << int(exponent.hint))
-        if made is not None:
-            return made._integer()
+        power = exponent._derived(f"1 << ({exponent})", 1 << int(exponent.hint))
+        if power is not None:
+            return power._integer()
     shift = exponent.guard_int()
     return Expr.const(1 << shift)  # of a negative one: raises Python's own error
 
@@ -576,10 +576,10 @@ def _masked(expr: Expr, mask: int) -> Expr:
     """The bits of an integer that are in `mask`: of each run of ones a quotient's rest."""
     if mask < 0:
         return expr - _masked(expr, ~mask)
-    found, low = Expr.const(0), 0
+    bits, low = Expr.const(0), 0
     while mask >> low:
         length = next(k for k in itertools.count() if not mask >> (low + k) & 1)
         if length:
-            found = found + expr // 2**low % 2**length * 2**low
+            bits = bits + expr // 2**low % 2**length * 2**low
         low += length + 1
-    return found
+    return bits

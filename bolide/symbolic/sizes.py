@@ -117,12 +117,12 @@ def is_packed(shape: Sequence[Any], stride: Sequence[Any], order: Iterable[int])
 def without_zeros(shape: Iterable[int | Expr], strides: Iterable[int | Expr]) -> tuple[Expr, ...]:
     """The strides of dense memory as torch computes them: for those of other dimensions a size of 0 counts as 1. Other
     strides stay what they are."""
-    found = tuple(map(as_expr, strides))
-    dense, real = [ONE], [ONE]
+    given = tuple(map(as_expr, strides))
+    dense, torchs = [ONE], [ONE]
     for size in reversed([as_expr(size) for size in shape][1:]):
         dense.append(dense[-1] * size)
-        real.append(real[-1] * (size if size.least() > 0 else Expr.max(size, 1)))
-    return tuple(reversed(real)) if found == tuple(reversed(dense)) else found
+        torchs.append(torchs[-1] * (size if size.least() > 0 else Expr.max(size, 1)))
+    return tuple(reversed(torchs)) if given == tuple(reversed(dense)) else given
 
 
 def symbolic_strides(sizes: Sequence[Any], real: Sequence[int], hints: Sequence[int]) -> tuple[Any, ...]:

@@ -162,25 +162,25 @@ class CallRecorder(TorchFunctionMode):
         effect = wrote or raises or any(_has_effect(cast(Any, node.target)) for node in recorded)
         if raises and self.trace.mutated_inputs():  # the call could not be made again in eager
             self.refusal = "an operation that may raise comes after, or with, a write to an input"
-        made = found_in(result, TracedTensor)
-        if effect or made:
+        tensors = found_in(result, TracedTensor)
+        if effect or tensors:
             try:
                 self._enter(state)
                 self._bind(result, self._node(func, args, kwargs), effect)
-                self._remade.update(_own_nodes([t.grad_fn for t in made], before))
+                self._remade.update(_own_nodes([t.grad_fn for t in tensors], before))
             except _Refusal as refusal:
                 self.refusal = str(refusal)
         return result
 
     def _since(self, last: fx.Node | None) -> list[fx.Node]:
         """The operators that were recorded after node `last`."""
-        found = []
+        operators = []
         for node in reversed(self.trace.graph.nodes):
             if node is last:
                 break
             if isinstance(node.target, torch._ops.OpOverload):
-                found.append(node)
-        return found
+                operators.append(node)
+        return operators
 
     def check(self, condition: TracedTensor) -> None:
         """A condition that the program raises without (see `data.check_tensor`). Writes to inputs cannot be taken back
@@ -288,11 +288,11 @@ class CallRecorder(TorchFunctionMode):
 
     def _slot(self, slot: fx.Node) -> fx.Node:
         """The placeholder here for a placeholder of the trace's graph."""
-        made = self._numbers.get(slot)
-        if made is None:
-            made = self._numbers[slot] = self.graph.placeholder(slot.name)
-            made.meta["val"] = slot.meta["val"]
-        return made
+        placeholder = self._numbers.get(slot)
+        if placeholder is None:
+            placeholder = self._numbers[slot] = self.graph.placeholder(slot.name)
+            placeholder.meta["val"] = slot.meta["val"]
+        return placeholder
 
     def _number(self, node: Any) -> Any:
         """What computes a symbolic size, as a node of the trace's graph does."""
@@ -301,19 +301,19 @@ class CallRecorder(TorchFunctionMode):
         if node.op == "placeholder":
             return self._slot(node)
         if node not in self._numbers:
-            made = self.graph.call_function(cast(Any, node.target), tuple(self._number(arg) for arg in node.args))
-            made.meta["val"] = node.meta["val"]
-            self._numbers[node] = made
+            size = self.graph.call_function(cast(Any, node.target), tuple(self._number(arg) for arg in node.args))
+            size.meta["val"] = node.meta["val"]
+            self._numbers[node] = size
         return self._numbers[node]
 
     def _float(self, value: scalars.TracedFloat) -> fx.Node:
         """A number of the graph as the Python float that it is in eager."""
         self.has_floats = True
         if id(value) not in self._nodes:
-            if value.made is None:
+            if value.origin is None:
                 node = self.graph.call_method("item", (self._tensor(value.tensor),))
             else:
-                function, operands = value.made
+                function, operands = value.origin
                 node = self.graph.call_function(function, tuple(map(self._value, operands)))
             self._nodes[id(value)] = (value, node)
         return self._nodes[id(value)][1]

@@ -339,11 +339,11 @@ class TracedTensor(torch.Tensor):
     def data(self) -> torch.Tensor:
         """The same storage without autograd history; writes through it go unnoticed by what autograd has saved."""
         meta = self.meta._replace(requires_grad=False)
-        made = TracedTensor.make(self._trace, meta, self.value, self.group, self.chain)
-        made.separate()
-        made.counts = False
-        carry_marks(self, made)
-        return made
+        detached = TracedTensor.make(self._trace, meta, self.value, self.group, self.chain)
+        detached.separate()
+        detached.counts = False
+        carry_marks(self, detached)
+        return detached
 
     @data.setter
     def data(self, value: object) -> None:

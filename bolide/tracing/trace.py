@@ -52,12 +52,12 @@ class Trace(Recorder):
                 node.meta["cut"] = True
             node = node._prev
         given = found_in((args, kwargs), TracedTensor)
-        for made in found_in(result, TracedTensor):
-            if any(made is tensor for tensor in given):
+        for output in found_in(result, TracedTensor):
+            if any(output is tensor for tensor in given):
                 # written, and what it was made of goes on as if it were not
-                self.derivation.is_own |= made.requires_grad
-            elif any(made.group is tensor.group for tensor in given):
-                made.cut = True
+                self.derivation.is_own |= output.requires_grad
+            elif any(output.group is tensor.group for tensor in given):
+                output.cut = True
         return result
 
     def scalar(self, tensor: TracedTensor) -> scalars.TracedFloat:

@@ -362,8 +362,8 @@ def replayed(
     for graph in branches.graphs:
         part = Part(trace)
         with part.alone():
-            made = list(run_again(part, graph, [*operands, *sizes]))
-        ways.append((part, [part.adopt(value) for value in made]))
+            values = list(run_again(part, graph, [*operands, *sizes]))
+        ways.append((part, [part.adopt(value) for value in values]))
     return tuple(choose(trace, pred, ways, again=True, always=branches.always))
 
 
@@ -392,24 +392,24 @@ def _derivative(
     given_sizes = [size_operand(tape, size.node.expr) for size in sizes]
     size_nodes = [tape.size_node(size.node.expr) for size in sizes]
     with tape.alone(), torch.enable_grad(), torch._C._DisableAutocast():
-        made = [
+        traced = [
             TracedTensor.make(tape, meta, node, requires_grad=place in branches.differentiable)
             for place, (meta, node) in enumerate(zip(tensors, nodes))
         ]
-        leaves, tangents = made[: branches.operands], made[branches.operands :]
+        leaves, tangents = traced[: branches.operands], traced[branches.operands :]
         tape.differentiates = True  # ways of branches in this one are derived from what is recorded here
         outputs = list(run_again(tape, graph, [*leaves, *given_sizes]))
         tape.differentiates = False
         pairs = [(outputs[place], tangent) for place, tangent in zip(branches.derived, tangents)]
         wanted_leaves = tuple([leaves[place] for place in branches.differentiable])
         alone = [_engine_run([pair], wanted_leaves) for pair in pairs]
-        found = alone[0] if len(pairs) == 1 else _engine_run(pairs, wanted_leaves)
+        gradients = alone[0] if len(pairs) == 1 else _engine_run(pairs, wanted_leaves)
         wanted = [row_major(slots[place]) for place in branches.differentiable]
         results = [
             tape.filled(meta, 0) if gradient is None else _fresh(tape, gradient, meta)
-            for gradient, meta in zip(found, wanted)
+            for gradient, meta in zip(gradients, wanted)
         ]
-    reach = tuple([tuple([gradient is not None for gradient in gradients]) for gradients in alone])
+    reach = tuple([tuple([gradient is not None for gradient in part]) for part in alone])
     return _module(tape, list(zip([*nodes, *size_nodes], [*tensors, *sizes])), results), reach
 
 
@@ -444,10 +444,10 @@ class Choice(torch.autograd.Function):
     ) -> Any:
         ctx.again = again
         ctx.trace, ctx.table, ctx.sizes, ctx.pred, ctx.operands = trace, table, sizes, pred, operands
-        made = _recorded(trace, pred, operands, sizes, table)
+        results = _recorded(trace, pred, operands, sizes, table)
         derived = lookup(table).derived
-        ctx.mark_non_differentiable(*[result for place, result in enumerate(made) if place not in derived])
-        return made
+        ctx.mark_non_differentiable(*[result for place, result in enumerate(results) if place not in derived])
+        return results
 
     @staticmethod
     def backward(ctx: Any, *tangents: TracedTensor) -> Any:
@@ -460,9 +460,9 @@ class Choice(torch.autograd.Function):
         table = enter(branches.derive())
         operands = [*ctx.operands, *[tangents[place] for place in branches.derived]]
         compute = replayed if torch.is_grad_enabled() else _recorded
-        found = compute(ctx.trace, ctx.pred, operands, ctx.sizes, table)
+        computed = compute(ctx.trace, ctx.pred, operands, ctx.sizes, table)
         gradients: list[Any] = [None] * branches.operands
-        for index, gradient, reached in zip(branches.differentiable, found, branches.reached()):
+        for index, gradient, reached in zip(branches.differentiable, computed, branches.reached()):
             gradients[index] = gradient if reached else None
         return (None, None, None, None, None, *gradients)
 
@@ -472,8 +472,8 @@ def _recorded(
 ) -> tuple[TracedTensor, ...]:
     slots = placeholders(lookup(table).graphs[0])
     nodes = [_laid_out(trace, trace.adopt(operand).node, slot.meta["val"]) for operand, slot in zip(operands, slots)]
-    made = trace.call(branch, trace.adopt(pred).node, nodes, trace.unwrap(list(sizes)), table)
-    return tuple([trace.wrap(node) for node in made])
+    results = trace.call(branch, trace.adopt(pred).node, nodes, trace.unwrap(list(sizes)), table)
+    return tuple([trace.wrap(node) for node in results])
 
 
 def _laid_out(trace: Trace, node: fx.Node, wanted: TensorMeta) -> fx.Node:

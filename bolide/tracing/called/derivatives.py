@@ -110,8 +110,8 @@ def _recorded(trace: Trace, node: Any, function: Any, tangents: Sequence[Any]) -
         raise Unsupported(f"its context holds a {unknown[0]}", kind="operator")
     structure = {_STRUCTURE: getattr(node, _STRUCTURE)} if hasattr(node, _STRUCTURE) else {}
     table = Derivative(function, tuple(node.needs_input_grad), leaves, spec, tensors, kept, numbers, metas, structure)
-    made = trace.call(derivative, operands, sizes, enter(table))
-    return [trace.wrap(gradient) for gradient in made[: len(metas)]]
+    nodes = trace.call(derivative, operands, sizes, enter(table))
+    return [trace.wrap(gradient) for gradient in nodes[: len(metas)]]
 
 
 _CONSTANTS = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout}
@@ -168,23 +168,23 @@ class Derivative:
         saved, attributes, tangents, layouts = pytree.tree_unflatten(leaves, self.spec)
         context = DerivativeContext(saved, self.needs, attributes | self.structure)
         backward = self.function.backward if self.function.vjp is Function.vjp else self.function.vjp
-        found = backward(context, *tangents)
+        returned = backward(context, *tangents)
         self._look_for_writes(tensors, given, versions)
-        wanted = self._wanted(found if isinstance(found, tuple) else (found,))
+        wanted = self._wanted(returned if isinstance(returned, tuple) else (returned,))
         own = [tensor.untyped_storage().data_ptr() for tensor in given]
         gradients = []
         for (at, gradient), meta, (shape, stride) in zip(wanted, self.metas, layouts):
-            made = torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device)
+            result = torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device)
             if gradient is None:
-                made.zero_()
+                result.zero_()
             else:
-                fitting = self._fitting(gradient, at, made)
+                fitting = self._fitting(gradient, at, result)
                 if fitting.stride() == stride and fitting.untyped_storage().data_ptr() not in own:
-                    made = fitting
+                    result = fitting
                 else:
-                    made.copy_(fitting)
-            own.append(made.untyped_storage().data_ptr())
-            gradients.append(made)
+                    result.copy_(fitting)
+            own.append(result.untyped_storage().data_ptr())
+            gradients.append(result)
         return [*gradients, *[torch.tensor(gradient is not None) for _, gradient in wanted]]
 
     def _look_for_writes(
@@ -203,13 +203,13 @@ class Derivative:
             )
         self.writes = written if self.writes is None else self.writes
 
-    def _wanted(self, found: tuple[Any, ...]) -> list[tuple[int, Any]]:
+    def _wanted(self, returned: tuple[Any, ...]) -> list[tuple[int, Any]]:
         """The gradients that are wanted, and which they are. Raises what the engine does for too few or too many."""
         count = len(self.needs)
-        if len(found) < count or any(gradient is not None for gradient in found[count:]):
-            text = f"returned an incorrect number of gradients (expected {count}, got {len(found)})"
+        if len(returned) < count or any(gradient is not None for gradient in returned[count:]):
+            text = f"returned an incorrect number of gradients (expected {count}, got {len(returned)})"
             raise RuntimeError(f"function {self._name()} {text}")
-        return [(at, gradient) for at, (gradient, needed) in enumerate(zip(found, self.needs)) if needed]
+        return [(at, gradient) for at, (gradient, needed) in enumerate(zip(returned, self.needs)) if needed]
 
     def _fitting(self, gradient: Any, at: int, wanted: torch.Tensor) -> torch.Tensor:
         """A gradient as the engine hands it on: of the shape and dtype of the argument. Raises what the engine does."""

@@ -43,8 +43,8 @@ def for_derivatives(function: object, args: tuple[Any, ...]) -> tuple[Any, ...]:
     base = next((operand for operand in operands if isinstance(operand, torch.Tensor)), None)
     if base is None or not base.requires_grad:
         return args
-    made = torch.result_type(base, 1.0)
-    return tuple([_for_power(arg, made) for arg in args])
+    dtype = torch.result_type(base, 1.0)
+    return tuple([_for_power(arg, dtype) for arg in args])
 
 
 def _for_power(arg: Any, dtype: torch.dtype) -> Any:

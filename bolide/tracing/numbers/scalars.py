@@ -25,7 +25,7 @@ from bolide.tracing.recording.recorder import Recorder
 
 aten = torch.ops.aten
 Pin = Callable[[], object]
-Made = tuple[Callable[..., Any], tuple[Any, ...]]
+Origin = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class ScalarNode:
@@ -84,7 +84,7 @@ class TracedFloat(torch.SymFloat):
     - `hint`: its value now, if it is an argument's (or computed from arguments')
     - `pins` are called when the program depends on that value: they guard the arguments, or refuse (draws)
     - `formula`: how it follows from numbers of the outside world, as Python over their names, if there is a simple way
-    - `made`: the Python function and the numbers (sizes as expressions) it was computed from, None if it is a tensor's
+    - `origin`: the Python function and the numbers (sizes as expressions) it was computed from, None for a tensor's
     - `within`: the least and the largest value that it can have, where that is known
     """
 
@@ -95,11 +95,11 @@ class TracedFloat(torch.SymFloat):
         hint: float | None = None,
         pins: tuple[Pin, ...] = (),
         formula: str | None = None,
-        made: Made | None = None,
+        origin: Origin | None = None,
     ) -> None:
         super().__init__(ScalarNode(self))  # type: ignore[no-untyped-call]
         self.trace, self.tensor, self.hint = trace, tensor, hint
-        self.pins, self.formula, self.made = pins, formula, made
+        self.pins, self.formula, self.origin = pins, formula, origin
         self.within: tuple[float, float] | None = None
 
     def __float__(self) -> float:
@@ -125,10 +125,10 @@ class TracedFloat(torch.SymFloat):
     def derive(self, form: str, known: Callable[..., Any], *others: Any) -> Any:
         """As `decide`, but where that can be the result is another number in each call."""
         formula = _formula(form, (self, *others))
-        derive, made = self.trace.shapes.derive, None
+        derive, number = self.trace.shapes.derive, None
         if formula is not None and derive is not None:
-            made = derive(formula, known(self.hint, *others))
-        return self.decide(form, known, *others) if made is None else made
+            number = derive(formula, known(self.hint, *others))
+        return self.decide(form, known, *others) if number is None else number
 
     def whole(self) -> Any:
         """The integer part."""
@@ -203,7 +203,7 @@ def of_tensor(
     hint: float | None = None,
     pins: tuple[Pin, ...] = (),
     formula: str | None = None,
-    made: Made | None = None,
+    origin: Origin | None = None,
 ) -> TracedFloat:
     """A Python float whose value is that of a tensor of one element of the graph."""
     trace.has_scalars = True
@@ -211,7 +211,7 @@ def of_tensor(
     value: Any = tensor.detach().to(torch.float64)
     value = value.reshape(()) if value.dim() else value  # promotes as a number does
     value = value.clone() if value.group is tensor.group else value  # type: ignore[attr-defined]  # later writes
-    return TracedFloat(trace, value, hint, pins, formula, made)
+    return TracedFloat(trace, value, hint, pins, formula, origin)
 
 
 def of_size(trace: Recorder, expr: Expr, hint: int) -> TracedFloat:
@@ -236,8 +236,8 @@ def _safely(operand: Any) -> Any:
     """A number whose formula may be written into a guard: there nothing may raise, as roots and logarithms do."""
     if isinstance(operand, TracedFloat) and operand.formula is not None and _MAY_RAISE.search(operand.formula):
         derive = operand.trace.shapes.derive
-        made = None if derive is None else derive(operand.formula, operand.hint)
-        return operand if made is None else made
+        number = None if derive is None else derive(operand.formula, operand.hint)
+        return operand if number is None else number
     return operand
 
 
@@ -284,7 +284,7 @@ def compute(
                 return known(*[float(operand) for operand in operands])
         hint = known(*map(_hint, operands))
     pins = tuple(dict.fromkeys(pin for operand in traced for pin in operand.pins))
-    made = None if known is None else (known, operands)
+    origin = None if known is None else (known, operands)
     formula = _formula(form, operands) if form else None
     with torch._C._DisableAutocast():
         value: Any = function(*map(_tensor, operands))
@@ -292,7 +292,7 @@ def compute(
         unsure = hint is None or domain is not None
         if unsure and not total and trace.captures_numbers is not False:
             data.check_tensor(trace, value.isfinite())  # else Python may raise: eager does
-        result = TracedFloat(trace, value, hint, pins, formula, made)
+        result = TracedFloat(trace, value, hint, pins, formula, origin)
         result.within = _bounds(function, known, operands)
         return result
 

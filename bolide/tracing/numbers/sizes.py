@@ -45,8 +45,8 @@ def sized_by_data(trace: Recorder, func: OpOverload, args: tuple[Any, ...], kwar
             trace.shapes.facts.add(fact)
         return results
 
-    made = [trace.wrap(result) for result in data.once(trace, (func, *nodes, *options.items()), make)]
-    return made[0] if len(made) == 1 else tuple(made)
+    results = [trace.wrap(result) for result in data.once(trace, (func, *nodes, *options.items()), make)]
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def _at_most(size: torch.SymInt, most: Size) -> list[Cond]:

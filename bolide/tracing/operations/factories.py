@@ -54,9 +54,9 @@ def full(
     if isinstance(value, complex) and not dtype.is_complex:
         value = value != 0 if dtype is torch.bool else value.real
     wanted = fresh(shape, dtype, device, None if stride is None else tuple(stride))
-    made: TracedTensor = trace.wrap(trace.filled(wanted, value))
-    if stride is None or same_sizes(made.stride(), wanted.stride):
-        return made
+    tensor: TracedTensor = trace.wrap(trace.filled(wanted, value))
+    if stride is None or same_sizes(tensor.stride(), wanted.stride):
+        return tensor
     sizes = list(zip(shape, wanted.stride))
     room = 0 if any(size == 0 for size in shape) else 1 + sum((size - 1) * step for size, step in sizes)
     block = trace.wrap(trace.filled(fresh((room,), dtype, device), value))

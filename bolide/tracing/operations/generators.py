@@ -23,9 +23,9 @@ from bolide.tracing.rules.registry import rule
 
 def stand_in(trace: Recorder, device: torch.device) -> tuple[torch.Generator, GeneratorSlot]:
     """A stand-in for a generator of the user's, and where the graph will find the real one."""
-    made = torch.Generator(device), GeneratorSlot()
-    trace.generators[made[0]._cdata] = made  # type: ignore[attr-defined]
-    return made
+    entry = torch.Generator(device), GeneratorSlot()
+    trace.generators[entry[0]._cdata] = entry  # type: ignore[attr-defined]
+    return entry
 
 
 def find(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator | None:

@@ -105,8 +105,8 @@ def _fused_sdp_choice(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs
         if not isinstance(arg, Tensor):
             return arg
         shape, stride = map(hint_of, arg.shape), map(hint_of, arg.stride())
-        real = torch.empty_strided(tuple(shape), tuple(stride), dtype=arg.dtype, device=arg.device)
-        return real.requires_grad_(arg.requires_grad)
+        empty = torch.empty_strided(tuple(shape), tuple(stride), dtype=arg.dtype, device=arg.device)
+        return empty.requires_grad_(arg.requires_grad)
 
     return func(*map(stand_in, args), **{key: stand_in(arg) for key, arg in kwargs.items()})
 

@@ -140,8 +140,8 @@ def call_on_copies(
         trace.write(trace.own(tensors[position]), node)
     if itself is not None:
         return itself
-    made = [trace.wrap(node) for node in results[:returned]]
-    return None if not made else made[0] if len(func._schema.returns) == 1 else tuple(made)
+    answers = [trace.wrap(node) for node in results[:returned]]
+    return None if not answers else answers[0] if len(func._schema.returns) == 1 else tuple(answers)
 
 
 def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

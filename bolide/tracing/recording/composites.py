@@ -76,12 +76,12 @@ def _of_floats(op: OpOverload, theirs: Callable[..., Any]) -> Callable[..., Any]
     def call(x: TracedTensor, *args: Any, **kwargs: Any) -> Any:
         if not x.is_floating_point():
             return kernel(x, *args, **kwargs)
-        made = theirs(x, *args, **kwargs)
-        for size in (*x.shape[2:], *made.shape[2:]):  # the formula asks nothing of them
+        result = theirs(x, *args, **kwargs)
+        for size in (*x.shape[2:], *result.shape[2:]):  # the formula asks nothing of them
             if not is_data(size) and not size > 0:
-                before, after = list(map(hint_of, x.shape[2:])), list(map(hint_of, made.shape[2:]))
+                before, after = list(map(hint_of, x.shape[2:])), list(map(hint_of, result.shape[2:]))
                 raise RuntimeError(f"Input and output sizes should be greater than 0, but got {before} and {after}")
-        return made.contiguous(memory_format=suggested_format(x.meta))
+        return result.contiguous(memory_format=suggested_format(x.meta))
 
     return call
 

@@ -11,14 +11,16 @@ from bolide.tracing.rules.common import Ints, fresh, laid_out_like, require, row
 from bolide.tracing.rules.registry import rule
 
 
-def _made(shape: Ints, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: object) -> TensorMeta:
+def _numbers(
+    shape: Ints, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: object
+) -> TensorMeta:
     """The meta of a tensor of numbers, for the options that factories take."""
     return fresh(shape, dtype or torch.get_default_dtype(), torch.device(device or "cpu"))
 
 
 @rule("full")
 def _full(size: Ints, value: object, **options: Any) -> TensorMeta:
-    return _made(size, **options)
+    return _numbers(size, **options)
 
 
 @rule("arange", "arange.start", "arange.start_step")
@@ -38,7 +40,7 @@ def _arange(
         count = -((start - end) // step)
     else:
         count = -int(-(end - start) // step)
-    return _made((count,), dtype, **options)
+    return _numbers((count,), dtype, **options)
 
 
 @rule("eye", "eye.m")
@@ -46,12 +48,12 @@ def _eye(rows: int, columns: int | None = None, **options: Any) -> TensorMeta:
     columns = rows if columns is None else columns
     require(rows >= 0, f"n must be greater or equal to 0, got {rows}")
     require(columns >= 0, f"m must be greater or equal to 0, got {columns}")
-    return _made((rows, columns), **options)
+    return _numbers((rows, columns), **options)
 
 
 @rule("bolide::rng_seed")
 def _seed() -> TensorMeta:
-    return _made((), torch.int64)
+    return _numbers((), torch.int64)
 
 
 @rule("bolide::rand", "bolide::randn")

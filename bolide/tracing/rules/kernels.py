@@ -188,14 +188,14 @@ def _refused(
 ) -> Exception | None:
     """What the kernel in C++ raises for tensors full of this value; small ones, or of their `whole` size."""
 
-    def real(arg: object) -> object:
+    def filled(arg: object) -> object:
         if isinstance(arg, TensorMeta):
             sizes = arg.shape if whole else [0 if _is_known_zero(size) else 2 for size in arg.shape]
             return torch.full(sizes, value, dtype=dtype or arg.dtype)
         return 1 if isinstance(arg, torch.SymInt) else arg
 
     with torch._C._DisablePythonDispatcher():
-        return _failure(func, *mapped(args, real), **mapped(kwargs, real))
+        return _failure(func, *mapped(args, filled), **mapped(kwargs, filled))
 
 
 @functools.lru_cache(1 << 10)

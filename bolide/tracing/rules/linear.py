@@ -255,14 +255,14 @@ def _col2im(x: TensorMeta, size: Ints, kernel: Ints, dilation: Ints, padding: In
 
 def _blocks(size: Ints, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Size:
     """How many places a window has in an image."""
-    found: Size = 1
+    blocks: Size = 1
     options = [_per_dimension(option, 2) for option in (kernel, dilation, padding, stride)]
     for extent, window, spread, pad, step in zip(size, *options):
         require(window > 0 and spread > 0 and pad >= 0 and step > 0, "sizes of sliding blocks should be positive")
         count = _pooled(extent, window, step, pad, spread, False)
         require(extent > 0 and count > 0, "the array of sliding blocks has a size that is not positive")
-        found = found * count
-    return found
+        blocks = blocks * count
+    return blocks
 
 
 # ---- pooling ------------------------------------------------------------------------------------------------------

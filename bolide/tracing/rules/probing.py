@@ -71,13 +71,13 @@ def by_probes(ask: Ask, elsewhere: Ask, args: Any, kwargs: Any) -> Any:
 
     outside = [name for name in names if not env.is_data(variables[name])]
     for held in (None, *outside) if len(names) > 1 else (None,):
-        found = _tried(answer, now, [name for name in names if name != held])
-        if found is not None:
+        others = _tried(answer, now, [name for name in names if name != held])
+        if others is not None:
             if held is not None:
                 env.specialise(variables[held], now[held])
-            values = [now, *(values for values, _ in found)]
+            values = [now, *(values for values, _ in others)]
             known = [{tuple(_of(s, trial) for trial in values): s for s in reversed(some)} for some in (sizes, strides)]
-            answers = [first, *(said for _, said in found)]
+            answers = [first, *(said for _, said in others)]
             return _explained(Trials(values, answers, *known), answers)
     return None
 
@@ -88,8 +88,8 @@ def _tried(answer: Callable[[Values], Any], now: Values, names: list[str]) -> li
         trials: list[Values] = [
             {**now, **{name: now[name] * n if as_factors else n for name, n in zip(names, row)}} for row in rows
         ]
-        found = [(values, answer(values)) for values in trials]
-        if any(said is None for _, said in found):
+        tried = [(values, answer(values)) for values in trials]
+        if any(said is None for _, said in tried):
             continue
         more: list[Values] = [{**now, **dict(zip(names, _SMALL))}]
         more += [{**trials[0], name: _ALONE} for name in names]  # what depends on which; and must all be multiples?
@@ -97,7 +97,7 @@ def _tried(answer: Callable[[Values], Any], now: Values, names: list[str]) -> li
         if as_factors:
             more += [{**trials[0], name: now[name] * _ALONE} for name in names]
         told = [(values, answer(values)) for values in more]
-        return found + [(values, said) for values, said in told if said is not None]
+        return tried + [(values, said) for values, said in told if said is not None]
     return None
 
 
@@ -122,12 +122,12 @@ def _strides(shape: tuple[Any, ...], answers: list[Any], trials: Trials) -> tupl
     strides = answers[0].stride
     order = sorted(range(len(shape)), key=lambda dim: (strides[dim], -dim), reverse=True)
     dense = contiguous_strides(tuple(shape[dim] for dim in order))
-    for found in (contiguous_strides(shape), tuple(dense[order.index(dim)] for dim in range(len(shape)))):
+    for candidate in (contiguous_strides(shape), tuple(dense[order.index(dim)] for dim in range(len(shape)))):
         if all(
-            answer.stride == tuple(_of(step, values) for step in found)
+            answer.stride == tuple(_of(step, values) for step in candidate)
             for answer, values in zip(answers, trials.values)
         ):
-            return found
+            return candidate
     each = []
     for column in zip(*(answer.stride for answer in answers)):
         known = trials.strides.get(column)
@@ -144,9 +144,9 @@ def _formula(column: tuple[int, ...], trials: Trials) -> Any:
         return known
     for formula in (_linear, _quotient):
         for values, size in trials.sizes.items():
-            found = formula(column, values, size)
-            if found is not None:
-                return found
+            formed = formula(column, values, size)
+            if formed is not None:
+                return formed
     pairs = itertools.islice(trials.sizes.items(), _MOST_SIZES)
     for (left, a), (right, b) in itertools.combinations(pairs, 2):
         if column == tuple(map(min, left, right)):
@@ -161,7 +161,7 @@ def _linear(column: tuple[int, ...], values: tuple[int, ...], size: Any) -> Any:
     run, rise = values[1] - values[2], column[1] - column[2]
     slope = rise // run if run and rise % run == 0 else 0
     offset = column[0] - slope * values[0]
-    fits = slope > 0 and all(slope * a + offset == found for a, found in zip(values, column))
+    fits = slope > 0 and all(slope * a + offset == b for a, b in zip(values, column))
     return size * slope + offset if fits else None
 
 
@@ -174,7 +174,7 @@ def _quotient(column: tuple[int, ...], values: tuple[int, ...], size: Any) -> An
             continue
         for more in range(min(k, _MOST_MORE) if k > 1 else 0):
             offset = column[0] - (values[0] + more) // k
-            if all((a + more) // k + offset == found for a, found in zip(values, column)):
+            if all((a + more) // k + offset == b for a, b in zip(values, column)):
                 return (size + more) // k + offset
     return None
 

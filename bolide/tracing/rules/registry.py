@@ -88,20 +88,20 @@ def _quietly(shapes: ShapeEnv, function: Callable[..., Any], args: Any) -> Any:
     shapes.quiet = True
     shapes.said.clear()
     try:
-        found = function(*args)
+        answer = function(*args)
     finally:
         shapes.quiet = False
     shapes.said.clear()
-    return found
+    return answer
 
 
 def remembered(shapes: ShapeEnv, function: Callable[..., Any], *args: Any) -> Any:
     """What a function of metas and lists of sizes says, which is asked once for a trace."""
     key = (function, *(_symbolic_key(shapes.keys, arg) for arg in args))
-    found = shapes.answers.get(key)
-    if found is None:
-        found = shapes.answers[key] = _quietly(shapes, function, args)
-    return found
+    answer = shapes.answers.get(key)
+    if answer is None:
+        answer = shapes.answers[key] = _quietly(shapes, function, args)
+    return answer
 
 
 def infer_from(func: Any, first: TensorMeta, args: Any, kwargs: Any, shapes: ShapeEnv) -> Any:
@@ -150,10 +150,10 @@ def _symbolic_key(known: dict[int, tuple[Any, Any]], arg: Any) -> Any:
     """As `_key`; those of metas, by their ids, are kept in `known`."""
     if arg.__class__ is not TensorMeta:
         return _key(arg)
-    found = known.get(id(arg))
-    if found is None:
-        found = known[id(arg)] = arg, _key(arg)
-    return found[1]
+    entry = known.get(id(arg))
+    if entry is None:
+        entry = known[id(arg)] = arg, _key(arg)
+    return entry[1]
 
 
 def by_torch(func: Any, args: Any, kwargs: Any) -> Any:
@@ -164,9 +164,9 @@ def by_torch(func: Any, args: Any, kwargs: Any) -> Any:
     refuses zeros (the inverse of a matrix, say) is asked of its meta kernel as well.
     """
     if _is_symbolic(args) or _is_symbolic(kwargs):
-        found = by_probes(functools.partial(_ask, func), functools.partial(_ask_elsewhere, func), args, kwargs)
-        if found is not None:
-            return found
+        metas = by_probes(functools.partial(_ask, func), functools.partial(_ask_elsewhere, func), args, kwargs)
+        if metas is not None:
+            return metas
     return _ask(func, _fixed(args), _fixed(kwargs))
 
 

@@ -356,13 +356,13 @@ for _name, _view_of in (("select", _select), ("slice", _slice), ("diagonal", _di
 def _cat(tensors: list[TensorMeta], dim: int = 0) -> TensorMeta:
     require(tensors, "torch.cat(): expected a non-empty list of Tensors", ValueError)
     require(all(meta.shape for meta in tensors), "zero-dimensional tensor (at position 0) cannot be concatenated")
-    real = [meta for meta in tensors if meta.ndim != 1 or not is_zero(meta.shape[0])]
-    if not real:  # of empty vectors, for which eager does not ask where they are to be joined
+    joined = [meta for meta in tensors if meta.ndim != 1 or not is_zero(meta.shape[0])]
+    if not joined:  # of empty vectors, for which eager does not ask where they are to be joined
         return fresh((0,), result_type(tensors), tensors[0].device)
-    first = real[0]
+    first = joined[0]
     dim = wrap_dim(dim, first.ndim)
     total = 0
-    for meta in real:
+    for meta in joined:
         total = total + meta.shape[dim]
         if meta.ndim != first.ndim:
             raise RuntimeError(f"Tensors must have same number of dimensions: got {first.ndim} and {meta.ndim}")
