@@ -215,6 +215,3 @@ def _plain(value: object) -> Any:
     if callable(value):
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', repr(value))}"
     return repr(value)
-
-
-__all__ = ["Config", "Option", "Patch", "option", "publish"]

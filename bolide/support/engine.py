@@ -66,9 +66,7 @@ _jits = _Jits()
 
 
 def with_stand_ins(text: str) -> str:
-    """Module text in which functions that this build of torch lacks are defined, where serial ones can stand in for
-    them.
-    """
+    """Module text in which functions that this build of torch lacks are defined, where there are serial ones."""
     for name, definition in SERIAL.items():
         if symbol_address(name) is None and f"@{name}(" in text:
             kept = [line for line in text.split("\n") if not (line.startswith("declare ") and f"@{name}(" in line)]

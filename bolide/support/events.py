@@ -49,9 +49,7 @@ class Captured(Event):
 
 @dataclass(frozen=True)
 class Graph(Event):
-    """A graph was handed to a graph compiler; `kind` is inference, forward, backward or joint; `graph` is the
-    `fx.GraphModule`.
-    """
+    """A graph (`fx.GraphModule`) went to a graph compiler; `kind`: inference, forward, backward or joint."""
 
     kind: str
     graph: Any

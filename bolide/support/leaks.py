@@ -54,8 +54,7 @@ class _Watch:
 
 @contextlib.contextmanager
 def watched(name: str) -> Iterator[None]:
-    """Raises Leak when the block, a compilation of `name`, leaves fleeting objects behind. The lock `compiling` is
-    held."""
+    """Raises Leak when the block, a compilation of `name`, leaves fleeting objects. `compiling` is held."""
     _Watch.depth += 1
     try:
         with collector_paused():
@@ -113,8 +112,7 @@ def living(generation: int | None = None) -> list[Any]:
 
 
 def refuse_in(name: str, value: Any, what: str) -> None:
-    """Raises Leak where the program finds an object, a class or a text of ours in `value`, which a call of `name` gives
-    or raises."""
+    """Raises Leak where an object, a class or a text of ours is in what a call of `name` gives or raises."""
     if isinstance(value, Leak):
         return
     waiting, seen = [(value, what)], {id(value)}

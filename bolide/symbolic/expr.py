@@ -131,8 +131,7 @@ class Expr:
         return variables
 
     def bounds(self) -> Bounds:
-        """(smallest, largest) value that follows from the variables' bounds by interval arithmetic; None: not
-        bounded."""
+        """(smallest, largest) value by interval arithmetic with the variables' bounds; None: not bounded."""
         if self._bounds is None:
             lo: int | None = self.offset
             hi: int | None = self.offset
@@ -172,8 +171,7 @@ class Expr:
         return max(lowest, default=-inf)
 
     def coefficient(self, name: str) -> Expr | None:
-        """The stride with respect to variable `name` (0 when it does not occur), or None if the expression is not
-        affine in it."""
+        """The stride with respect to a variable (0: it does not occur); None if it is not affine in that."""
         if name not in self.free_vars:
             return ZERO
         factors: dict[Mono, int] = {}
@@ -503,8 +501,7 @@ def _divide_term(mono: Mono, c: int, divisor: Expr) -> Term | None:
 
 
 def _split(a: Expr, divisor: Expr) -> tuple[Expr, Expr]:
-    """(q, r) with a == q*divisor + r, where q takes what divides without rest. The divisor is a constant or one
-    term."""
+    """(q, r) with a == q*divisor + r; q takes what divides without rest. The divisor is a constant or one term."""
     quotient: dict[Mono, int] = {}
     rest: dict[Mono, int] = {}
     for mono, c in a.terms:
@@ -550,8 +547,7 @@ def _upper(a: Expr) -> Expr:
 
 
 def _narrow(r: Expr, b: int) -> tuple[int, Expr, Expr] | None:
-    """(g, x, y) with r == g*x + y, g dividing b, g > 1 and 0 <= y < g for all values; None if there is no such
-    split."""
+    """(g, x, y) with r == g*x + y, g dividing b, g > 1 and 0 <= y < g for all values; None if there is none."""
     for g in sorted({gcd(b, c) for _, c in r.terms}, reverse=True):
         if g > 1:
             x, y = _split(r, Expr.const(g))

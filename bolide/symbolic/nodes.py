@@ -153,9 +153,6 @@ class SymNode:
         a size that is a key has to be a number."""
         return sys._getframe(1).f_code is _HASH
 
-    def nested_int(self) -> int:
-        return self.guard_int()
-
     def is_symbolic(self) -> bool:
         return not self.is_constant()
 
@@ -192,8 +189,7 @@ class SymNode:
             return self.env.specialise(self.expr, int(self.hint))
         return int(self.bool_() if isinstance(self.expr, Cond) else self.guard_float())
 
-    def int_(self) -> int:
-        return self.guard_int()
+    int_ = nested_int = guard_int
 
     def guard_bool(self, file: object = "", line: object = 0) -> bool:
         """What C++ asks: whether sizes are 0 or 1 matters for speed there, or is an error's condition."""
@@ -504,10 +500,6 @@ class SymNode:
     def __repr__(self) -> str:
         return self.expr.text() if isinstance(self.expr, (Expr, Cond, Ratio)) else repr(self.expr)
 
-    def str(self) -> Any:
-        """What torch's messages say of a size: as `_graph_repr`."""
-        return self._graph_repr()
-
     def _graph_repr(self) -> Any:
         """The text of a `SymInt` or `SymBool`, in the program and in messages: that of its value, which the program has
         then looked at. In messages of shape rules nothing is assumed until the program may read one, and after the
@@ -516,6 +508,8 @@ class SymNode:
             self.env.said.extend([self.expr] if self.env.quiet else ())
             return repr(self.hint) if isinstance(self.expr, float) or not self.env.is_data(self.expr) else repr(self)
         return repr(self.value())
+
+    str = _graph_repr  # what torch's messages say of a size
 
 
 class ShapeEnv(Assumptions):

@@ -404,14 +404,8 @@ def _rename(slot: fx.Node, name: str) -> None:
     slot._rename(str(slot.target).lower())
 
 
-# ---- what is in values -----------------------------------------------------------------------------------------------
-
-
 def _own_nodes(roots: Iterable[GradNode | None], known: Iterable[GradNode | None]) -> Iterator[GradNode]:
     """The nodes of `autograd.Function`s that lead to `roots`; nothing is looked for behind what is `known`."""
     for node in nodes_behind(roots, known):
         if isinstance(node, BackwardCFunction) and not isinstance(node, NonLeaf._backward_cls):
             yield node
-
-
-__all__ = ["CallRecorder"]

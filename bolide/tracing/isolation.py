@@ -75,8 +75,7 @@ class _Restore:
 
 
 def keep_dynamo_out() -> None:
-    """Mark the functions of the optimizers loaded so far. Cheap; call it before tracing. It does nothing once
-    torch._dynamo is loaded."""
+    """Mark the functions of the optimizers loaded so far, unless torch._dynamo is. Cheap; call it before tracing."""
     _mark(_optimizer_functions())
 
 

@@ -61,8 +61,7 @@ def is_symbolic(meta: TensorMeta) -> bool:
 
 
 class DataDependent(Unsupported):
-    """An operation whose result (a Python number, a shape) depends on the tensors' data, which do not exist while
-    tracing."""
+    """An operation whose result (a number, a shape) depends on data, which do not exist while tracing."""
 
     def __init__(self, op: str, where: UserFrame | None = None, kind: str = "data_value") -> None:
         super().__init__(f"the result of {op} depends on the data of a tensor", where, kind=kind, operation=op)

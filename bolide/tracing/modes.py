@@ -206,8 +206,7 @@ def _apart(handler: Callable[..., Any], keys: tuple[Any, Any], *args: Any) -> An
 
 
 def leave_to(wanted: Stacks) -> None:
-    """Leaves function modes and hooks of saved tensors that were entered since, and enters again those that were left
-    since."""
+    """Leave function modes and hooks of saved tensors entered since, and enter again those that were left."""
     functions, _, hooks = wanted
     while stacks()[0] != functions[: _native._len_torch_function_stack()]:
         _native._pop_torch_function_stack()

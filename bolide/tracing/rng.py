@@ -65,8 +65,7 @@ def normal(seed: int, counter: int, count: int) -> Floats:
 
 
 class GeneratorSlot(threading.local):
-    """Where a graph finds a generator of the user's: it is put there before the graph runs, in the thread that runs
-    it."""
+    """Where a graph finds a generator of the user's: put there before it runs, in the thread that runs it."""
 
     generator: torch.Generator | None = None
 

@@ -160,8 +160,7 @@ _ONLY_TRACED: tuple[type, ...]
 
 
 def computes_itself(cls: type) -> bool:
-    """Whether a class of tensors, which is none of ours, has a `__torch_dispatch__`. Native code makes such tensors
-    around traced ones."""
+    """Whether a class of tensors, none of ours, has a `__torch_dispatch__`: native code wraps traced ones in it."""
     dispatch = cls.__torch_dispatch__  # type: ignore[attr-defined]
     return dispatch is not torch._C._disabled_torch_dispatch_impl and cls is not TracedTensor and not is_stand_in(cls)
 
@@ -225,8 +224,7 @@ def _asking(operation: str, kind: str) -> Any:
 
 @fleeting
 class TracedTensor(torch.Tensor):
-    """A tensor that holds no data: what is done with it is recorded in its trace. `chain` leads from the base of its
-    storage to it."""
+    """A tensor without data, which records what is done with it. `chain` leads from its storage's base to it."""
 
     _trace: Recording
     group: AliasGroup

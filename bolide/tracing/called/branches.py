@@ -115,9 +115,8 @@ class Part(Trace):
     def check(self) -> None:
         """Raises Unsupported where the part writes to what is outside of it, or draws from a generator."""
         if any(tensor.group.version for tensor in self._adopted.values()):
-            raise Unsupported(
-                "a branch that depends on data writes to a tensor from outside", self.where, kind="control_flow"
-            )
+            reason = "a branch that depends on data writes to a tensor from outside"
+            raise Unsupported(reason, self.where, kind="control_flow")
         if self.draws():
             reason = "a branch that depends on data draws from a random generator, or changes one"
             raise Unsupported(reason, self.where, "draw before and hand the numbers to it", kind="control_flow")
@@ -131,8 +130,7 @@ def size_operand(trace: Trace, symbol: Expr) -> torch.SymInt:
 
 
 def as_function(part: Part, results: Sequence[TracedTensor]) -> Run:
-    """A part as a function of one list, the values of its operands and sizes, that gives `results` in fresh memory, in
-    their order."""
+    """A part as a function of its operands and sizes (one list), which gives `results` in fresh memory."""
     nodes = [_fresh(part, result, common_layout([result.meta])) for result in results]
     sizes = [(part._size_nodes[symbol], None) for symbol in part.symbols]
     module = _module(part, [*[(slot, None) for slot in part.slots], *sizes], nodes)
@@ -154,8 +152,7 @@ def common_layout(metas: Sequence[TensorMeta]) -> TensorMeta:
 
 @dataclass(frozen=True)
 class Repetition:
-    """`goes_on` and `step` take the values that are carried along, further operands and sizes; `step` gives the new
-    values."""
+    """Both take the values carried along, further operands and sizes; `step` gives the new values."""
 
     goes_on: Run
     step: Run
@@ -239,14 +236,8 @@ def placeholders(graph: fx.GraphModule) -> list[fx.Node]:
     return list(graph.graph.find_nodes(op="placeholder"))
 
 
-def results_of(graph: fx.GraphModule) -> Sequence[fx.Node]:
-    results: Any = next(iter(graph.graph.find_nodes(op="output"))).args[0]
-    return list(results)
-
-
 class Places:
-    """Where the operands and sizes of some parts are among those of the operation that they belong to: all operands,
-    then all sizes."""
+    """Where operands and sizes of parts are among those of their operation: all operands, then all sizes."""
 
     def __init__(self, operands: Sequence[TracedTensor], parts: Sequence[Part]) -> None:
         self.operands = operands
@@ -265,8 +256,7 @@ class Places:
         return lambda values: run([values[index] for index in own])
 
     def graph_of(self, part: Part, results: Sequence[TracedTensor], metas: Sequence[TensorMeta]) -> fx.GraphModule:
-        """The graph of a part as one over all operands and sizes, whose results are in fresh memory, in the layouts of
-        `metas`."""
+        """A part's graph over all operands and sizes, with results in fresh memory, laid out as `metas`."""
         nodes = [_fresh(part, result, meta) for result, meta in zip(results, metas)]
         own = dict(zip(map(id, part.operands), part.slots))
         slots: list[tuple[fx.Node | None, object]] = []
@@ -283,8 +273,7 @@ def _fresh(trace: Trace, result: TracedTensor, meta: TensorMeta) -> fx.Node:
 
 
 def _module(trace: Trace, slots: Sequence[tuple[fx.Node | None, object]], results: Sequence[fx.Node]) -> fx.GraphModule:
-    """The graph of a trace as a function of `slots` (its placeholders, or None for what it does not read, and what is
-    known of them)."""
+    """The graph of a trace as a function of `slots`: its placeholders (None: not read), and their values."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for place, (slot, value) in enumerate(slots):
@@ -375,7 +364,8 @@ def run_again(trace: Trace | None, graph: fx.GraphModule, given: Sequence[Any]) 
         return separated(value) if node.meta.get("cut") else value
 
     values = evaluated(graph, given, call, (lambda constant: constant) if trace is None else trace.lift)
-    return map(values.__getitem__, results_of(graph))
+    results: Any = graph.graph.output_node().args[0]
+    return map(values.__getitem__, results)
 
 
 def _derivative(
@@ -452,9 +442,8 @@ class Choice(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: TracedTensor) -> Any:
         branches: Branches = lookup(ctx.table)
-        if (
-            not ctx.trace.derivation.running and not ctx.again and branches.decides()
-        ):  # the program itself asks for gradients
+        asked = not ctx.trace.derivation.running and not ctx.again  # by the program itself
+        if asked and branches.decides():
             reason = "which gradients there are depends on data"
             raise Unsupported(reason, ctx.trace.where, kind="control_flow")
         table = enter(branches.derive())

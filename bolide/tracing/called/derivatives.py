@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction, Function
-from torch.autograd.graph import Node as GradNode
 from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
@@ -49,7 +48,8 @@ def derivatives(trace: Trace, outputs: Iterable[torch.Tensor]) -> Iterator[None]
     become calls; an operator's derivative that turns out not to be raises Underivable."""
     changed, known = [], trace.derivation
     if known.formulas or known.opaque:
-        functions: list[Any] = [node for node in _history(outputs) if isinstance(node, BackwardCFunction)]
+        history = nodes_behind(tensor.grad_fn for tensor in outputs)
+        functions: list[Any] = [node for node in history if isinstance(node, BackwardCFunction)]
         for node in functions:
             name, function = type(node).__name__, node._forward_cls
             key = name if name in known.formulas else function.__base__
@@ -65,11 +65,6 @@ def derivatives(trace: Trace, outputs: Iterable[torch.Tensor]) -> Iterator[None]
     finally:
         for node in changed:
             del node.apply
-
-
-def _history(outputs: Iterable[torch.Tensor]) -> Iterator[GradNode]:
-    """The nodes that outputs go back to."""
-    return nodes_behind([tensor.grad_fn for tensor in outputs])
 
 
 def _traced(derivative: Callable[..., Any], name: str, *tangents: object) -> Any:
@@ -232,12 +227,10 @@ class Derivative:
         return f"{self.function.__name__}Backward"
 
 
-def _derivative(tensors: list[torch.Tensor], numbers: list[int], table: int) -> list[torch.Tensor]:
-    call: Derivative = lookup(table)
-    return call(tensors, numbers)
-
-
-derivative = operator("derivative(Tensor[] tensors, SymInt[] numbers, int table) -> Tensor[]", _derivative)
+derivative = operator(
+    "derivative(Tensor[] tensors, SymInt[] numbers, int table) -> Tensor[]",
+    lambda tensors, numbers, table: lookup(table)(tensors, numbers),
+)
 
 
 @rule("bolide::derivative")
@@ -261,7 +254,7 @@ def check_phases(trace: Trace, outputs: Iterable[torch.Tensor]) -> None:
     """To be called before the engine derives `outputs`."""
     if not any(trace.graph.find_nodes(op="call_function", target=target) for target in _OPERATIONS.values()):
         return
-    for node in _history(outputs):
+    for node in nodes_behind(tensor.grad_fn for tensor in outputs):
         if type(node).__name__ in _OPERATIONS:
             node.register_prehook(functools.partial(_checking, node))
 

@@ -200,11 +200,8 @@ def with_selected(tensor: torch.Tensor, key: object) -> tuple[torch.Tensor, tupl
 
 
 def with_wide_mask(trace: Recorder, tensor: torch.Tensor, key: object) -> tuple[torch.Tensor, object]:
-    """The tensor and the mask of one dimension that ``tensor[mask]`` means for one of none, whose truth C++ would ask
-    for."""
-    if key.__class__ is not TracedTensor or key.dtype is not torch.bool or key.dim():
-        return tensor, key
-    if trace.captures_sizes is False:
+    """The tensor and the mask that ``tensor[mask]`` means for a mask of no dimension: C++ would ask for its truth."""
+    if key.__class__ is not TracedTensor or key.dtype is not torch.bool or key.dim() or trace.captures_sizes is False:
         return tensor, key
     return tensor.unsqueeze(0), key.reshape(1)
 

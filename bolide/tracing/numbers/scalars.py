@@ -321,17 +321,14 @@ def _always(domain: Callable[..., bool], operands: tuple[Any, ...]) -> bool:
 
 def _bounds(function: Any, known: Any, operands: tuple[Any, ...]) -> tuple[float, float] | None:
     """The bounds of a result that follow from those of the one traced operand; the function is monotonic."""
-    if known is None or function not in _MONOTONIC or (function is operator.pow and _has_sign(operands[0])):
+    has_sign = function is operator.pow and not isinstance(operands[0], TracedFloat) and operands[0] < 0
+    if known is None or function not in _MONOTONIC or has_sign:
         return None
     try:
         ends = sorted(float(known(*end)) for end in _ends(operands))
     except ArithmeticError:
         return None
     return (ends[0], ends[1]) if ends and not any(map(math.isnan, ends)) else None
-
-
-def _has_sign(base: Any) -> bool:
-    return not isinstance(base, TracedFloat) and base < 0
 
 
 _MONOTONIC = frozenset({operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, torch.sqrt})

@@ -67,23 +67,23 @@ def _plain(trace: Recorder, value: Any) -> Any:
     return trace.unwrap(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
 
 
-_CONSTANT = {"zeros": 0, "empty": 0, "ones": 1, "empty_strided": 0, "_efficientzerotensor": 0}
+def _content(trace: Recorder, func: OpOverload, given: tuple[Any, ...]) -> Any:
+    """The number that a factory function fills memory with; 0 where it does not say."""
+    return _plain(trace, given[0]) if "full" in func._opname else int("ones" in func._opname)
 
 
 @handler("zeros", "ones", "empty.memory_format", "empty_strided", "full", "_efficientzerotensor")
 def _factory(trace: Recorder, func: OpOverload, shape: list[Size], *given: Any, **options: Any) -> TracedTensor:
-    name = func._schema.name.removeprefix("aten::")
-    value = given[0] if name == "full" else _CONSTANT[name]
     dtype, device = dtype_and_device(options)
-    if name == "zeros":
+    if func is aten.zeros.default:
         refuse_negative(shape, torch.zeros)
-    if name == "full" and options.get("dtype") is None:
-        dtype = number_dtype(value)
+    if func is aten.full.default and options.get("dtype") is None:
+        dtype = number_dtype(given[0])
         dtype = torch.complex64 if dtype is torch.complex32 else dtype  # as eager's `full` alone has it
-    stride = given[0] if name == "empty_strided" else None
+    stride = given[0] if func is aten.empty_strided.default else None
     if options.get("memory_format") not in (None, torch.contiguous_format):
         stride = format_strides(tuple(shape), options["memory_format"])
-    return full(trace, shape, _plain(trace, value), dtype, device, stride)
+    return full(trace, shape, _content(trace, func, given), dtype, device, stride)
 
 
 @handler("scalar_tensor")
@@ -95,19 +95,15 @@ def _scalar_tensor(trace: Recorder, func: OpOverload, value: object, **options: 
 def _new(
     trace: Recorder, func: OpOverload, tensor: Tensor, shape: list[Size], *given: Any, **options: Any
 ) -> TracedTensor:
-    name = func._schema.name.removeprefix("aten::new_")
-    value = given[0] if name == "full" else _CONSTANT[name]
-    stride = given[0] if name == "empty_strided" else None
-    return full(trace, shape, _plain(trace, value), *dtype_and_device(options, trace.own(tensor).meta), stride)
+    stride = given[0] if func is aten.new_empty_strided.default else None
+    return full(trace, shape, _content(trace, func, given), *dtype_and_device(options, trace.own(tensor).meta), stride)
 
 
 @handler("zeros_like", "ones_like", "empty_like", "full_like")
 def _like(trace: Recorder, func: OpOverload, tensor: Tensor, *given: Any, **options: Any) -> TracedTensor:
-    name = func._schema.name.removeprefix("aten::").removesuffix("_like")
-    value = given[0] if name == "full" else _CONSTANT[name]
     like = trace.own(tensor).meta
     stride = like_strides(like, options.get("memory_format"))
-    return full(trace, like.shape, _plain(trace, value), *dtype_and_device(options, like), stride)
+    return full(trace, like.shape, _content(trace, func, given), *dtype_and_device(options, like), stride)
 
 
 # ---- constants, copies, new sizes ------------------------------------------------------------------------------------

@@ -57,12 +57,8 @@ def slot_of(trace: Recorder, generator: torch.Generator) -> GeneratorSlot:
     """The slot of the generator that a stand-in stands for. Raises Unsupported for any other generator."""
     known = trace.generators.get(generator._cdata)  # type: ignore[attr-defined]
     if known is None:
-        raise Unsupported(
-            "a random number generator that is not known",
-            trace.where,
-            "make it outside the compiled function",
-            kind="generator_state",
-        )
+        reason = "a random number generator that is not known"
+        raise Unsupported(reason, trace.where, "make it outside the compiled function", kind="generator_state")
     return known[1]
 
 
@@ -123,8 +119,7 @@ def record_new_state(trace: Recorder, put: Callable[[Tensor], object], state: Te
 
 
 def _state_changes(trace: Recorder, func: OpOverload, *args: object) -> Any:
-    """Numbers drawn from here on follow from another seed: what is drawn later must depend on the state of now, what
-    was drawn earlier must not."""
+    """What is drawn later must depend on the state of now, what was drawn earlier must not."""
     trace.forget_seed()
     return trace.call(func, *args)
 

@@ -269,14 +269,13 @@ def _native_batch_norm(trace: Recorder, func: OpOverload, /, *args: Any, **kwarg
     """Running statistics are written although the schema does not say it."""
     x, weight, bias, mean, variance, training, momentum, eps = *args, *kwargs.values()
     nodes = [trace.unwrap(arg) for arg in (x, weight, bias)]
-    if not training:
-        stats = [trace.unwrap(mean), trace.unwrap(variance)]
-        return trace.wrap(trace.call(aten._native_batch_norm_legit_no_training.default, *nodes, *stats, momentum, eps))
-    if mean is None:
+    if training and mean is None:
         return trace.wrap(trace.call(aten._native_batch_norm_legit.no_stats, *nodes, True, momentum, eps))
-    stats = [trace.unwrap(mean), trace.unwrap(variance)]
+    nodes += [trace.unwrap(mean), trace.unwrap(variance)]
+    if not training:
+        return trace.wrap(trace.call(aten._native_batch_norm_legit_no_training.default, *nodes, momentum, eps))
     op = aten._native_batch_norm_legit_functional.default
-    *results, new_mean, new_variance = trace.call(op, *nodes, *stats, True, momentum, eps)
+    *results, new_mean, new_variance = trace.call(op, *nodes, True, momentum, eps)
     trace.write(trace.own(mean), new_mean)
     trace.write(trace.own(variance), new_variance)
     return trace.wrap(results)

@@ -34,18 +34,14 @@ def data_dependent(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs: A
             return sized_by_data(trace, func, args, kwargs)
     if _lacks(known, args):
         sized = any(isinstance(result.type, torch.TensorType) for result in func._schema.returns)
-        raise DataDependent(_spoken(func), trace.where, "data_shape" if sized else "data_value")
+        spoken = func._schema.name.partition("::")[2].strip("_").rstrip("0123456789")  # unique of aten._unique2.default
+        raise DataDependent(spoken, trace.where, "data_shape" if sized else "data_value")
     result = func(*known, **kwargs)
     return pytree.tree_map(lambda leaf: trace.lift(leaf, private=True) if isinstance(leaf, Tensor) else leaf, result)
 
 
 def _lacks(known: list[object], args: tuple[object, ...]) -> bool:
     return any(value is None and arg is not None for value, arg in zip(known, args))
-
-
-def _spoken(func: OpOverload) -> str:
-    """The name of an operation as users know it: ``unique`` of ``aten._unique2.default``."""
-    return func._schema.name.partition("::")[2].strip("_").rstrip("0123456789")
 
 
 @handler("_local_scalar_dense")

@@ -32,11 +32,6 @@ _ARGUMENTS = (
 )
 
 
-def _loss(*args: Any) -> Tensor:
-    loss: Tensor = aten._ctc_loss.Tensor(*args)[0]
-    return loss.clone()
-
-
 def _gradient(grad: Tensor, *args: Any) -> Tensor:
     *tensors, blank, zero_infinity = args
     loss, table = aten._ctc_loss.Tensor(*args)
@@ -44,7 +39,7 @@ def _gradient(grad: Tensor, *args: Any) -> Tensor:
     return gradient
 
 
-ctc_loss = operator(f"ctc_loss({_ARGUMENTS}) -> Tensor", _loss)
+ctc_loss = operator(f"ctc_loss({_ARGUMENTS}) -> Tensor", lambda *args: aten._ctc_loss.Tensor(*args)[0].clone())
 ctc_loss_backward = operator(f"ctc_loss_backward(Tensor grad, {_ARGUMENTS}) -> Tensor", _gradient)
 
 

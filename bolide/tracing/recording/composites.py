@@ -184,8 +184,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _is_plain(x: Any, weight: Any, bias: Any) -> bool:
-    """Whether the operations that make up a linear layer may be recorded as one: nobody asks for a derivative, nor sees
-    the tensors in between."""
+    """Whether a linear layer may be recorded as one: nobody asks for a derivative, nor sees what is in between."""
     if x.dim() < 2 or (bias is not None and (x.dim() > 3 or bias.dim() != 1)):
         return False
     tensors = (x, weight) if bias is None else (x, weight, bias)

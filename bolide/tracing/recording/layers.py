@@ -44,16 +44,8 @@ def _run(
     return [tensor.contiguous() for tensor in results]
 
 
-def _run_backward(
-    kind: str,
-    x: torch.Tensor,
-    state: Tensors,
-    weights: Tensors,
-    biases: bool,
-    layers: int,
-    bidirectional: bool,
-    tangents: Tensors,
-) -> list[torch.Tensor]:
+def _run_backward(kind: str, x: torch.Tensor, state: Tensors, weights: Tensors, *rest: Any) -> list[torch.Tensor]:
+    biases, layers, bidirectional, tangents = rest
     leaves = [tensor.detach().requires_grad_() for tensor in (x, *state, *weights)]
     count = 1 + len(state)
     with torch.enable_grad():
@@ -104,19 +96,10 @@ def layer(kind: str, stepwise: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel of one of ATen's layers on traced tensors; `stepwise` has the others, that of layers with dropout
     between them."""
 
-    def kernel(
-        x: torch.Tensor,
-        state: Any,
-        weights: Tensors,
-        biases: bool,
-        layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> Any:
+    def kernel(x: torch.Tensor, state: Any, weights: Tensors, *given: Any) -> Any:
+        biases, layers, dropout, train, bidirectional, batch_first = given
         if (train and dropout and layers > 1) or x.__class__ is not TracedTensor:
-            return stepwise(x, state, weights, biases, layers, dropout, train, bidirectional, batch_first)
+            return stepwise(x, state, weights, *given)
         parts = list(state) if kind == "lstm" else [state]
         steps = x.transpose(0, 1) if batch_first else x
         options = (biases, layers, bidirectional)

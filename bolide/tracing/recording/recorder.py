@@ -233,9 +233,8 @@ class Recorder(abc.ABC):
         if known is not None:
             return known
         if real.requires_grad and torch.is_grad_enabled():
-            raise Unsupported(
-                "a tensor that requires grad is reached without being an input of the graph", self.where, kind="input"
-            )
+            reason = "a tensor that requires grad is reached without being an input of the graph"
+            raise Unsupported(reason, self.where, kind="input")
         meta = meta_of(real)._replace(requires_grad=False)
         if private and real.dim() == 0 and real.device.type == "cpu" and not real.is_complex():
             node = self.call(aten.full.default, [], real.item(), dtype=real.dtype, device=real.device)
@@ -290,8 +289,7 @@ class Recorder(abc.ABC):
         return folding.read_tensor(self.constants, self.listener, tensor)
 
     def is_symbol(self, tensor: torch.Tensor, captures: bool | None) -> bool:
-        """Whether what the program asks about the data of a tensor is answered by symbols. `captures`: numbers or
-        sizes."""
+        """Whether questions about a tensor's data are answered by symbols. `captures`: numbers or sizes."""
         if captures is None:
             return self.read(tensor) is None
         return captures and self.known(tensor) is None
@@ -439,7 +437,7 @@ class Recorder(abc.ABC):
     def replay(self, base: Node, chain: tuple[ViewStep, ...]) -> Node:
         """The value of a view, from that of its storage's owner."""
         for func, args, kwargs in chain:
-            base = self._apply_view(base, func, args, kwargs)
+            base = self.call(PHYSICAL.get(func, func), base, *args, **kwargs)
             base.meta["again"] = True
         return base
 
@@ -453,24 +451,16 @@ class Recorder(abc.ABC):
             known = self._cuts[node] = self.call(aten.detach.default, node)
         return known
 
-    def _apply_view(self, node: Node, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.call(PHYSICAL.get(func, func), node, *args, **kwargs)
-
     def write(self, target: TracedTensor, value: Node) -> None:
-        """Give `target` the value of a node, as an in-place operation does: through all its views, in its dtype and
-        strides."""
+        """Give `target` a node's value as in-place operations do: through all views, in its dtype and strides."""
         group = target.group
         if group.shared and self.listener.is_shared(group):
-            raise Unsupported(
-                "a tensor is written that shares its memory with another one", self.where, kind="tensor_write"
-            )
+            reason = "a tensor is written that shares its memory with another one"
+            raise Unsupported(reason, self.where, kind="tensor_write")
         if group.frozen:
-            raise Unsupported(
-                "a tensor that is neither an argument nor made here is written",
-                self.where,
-                "pass the tensor as an argument, or keep it on the module as a buffer",
-                kind="tensor_write",
-            )
+            reason = "a tensor that is neither an argument nor made here is written"
+            remedy = "pass the tensor as an argument, or keep it on the module as a buffer"
+            raise Unsupported(reason, self.where, remedy, kind="tensor_write")
         if group.source is not None and overlaps(group.base.meta["val"]):
             reason = "an argument is written of which elements are one in memory"
             raise Unsupported(reason, self.where, "clone it", kind="tensor_write")
@@ -499,7 +489,7 @@ class Recorder(abc.ABC):
         group, chain = target.group, target.chain
         parents = [group.base]
         for func, args, kwargs in chain[:-1]:
-            parents.append(self._apply_view(parents[-1], func, args, kwargs))
+            parents.append(self.call(PHYSICAL.get(func, func), parents[-1], *args, **kwargs))
         base = value
         for parent, (func, args, kwargs) in zip(reversed(parents), reversed(chain)):
             inverse = INVERSES.get(func._name)
@@ -524,8 +514,7 @@ class Recorder(abc.ABC):
         return self.call(aten.permute.default, copied, invert(order))  # type: ignore[no-any-return]
 
     def filled(self, wanted: TensorMeta, value: Any, shape: Iterable[Any] | None = None) -> Node:
-        """A node that is `value` everywhere, of the shape, strides, dtype and device of `wanted`; `shape`: its sizes
-        as they stand in the graph."""
+        """A node that is `value` everywhere, laid out as `wanted`; `shape`: its sizes as they stand in the graph."""
         sizes = list(shape) if shape is not None else [self.unwrap(size) for size in wanted.shape]
         options = {"dtype": wanted.dtype, "device": wanted.device}
         stride = wanted.stride if is_dense(wanted.shape, wanted.stride) else like_strides(wanted)
@@ -599,8 +588,7 @@ _names: dict[OpOverload, str] = {}
 
 
 def _may_overlap(tensor: TracedTensor) -> bool:
-    """Whether elements of a view can be one in memory: by the steps that it is made by, for sizes that are data have no
-    values yet to judge its strides by."""
+    """Whether elements of a view may be one in memory, by its steps: strides of data have no values yet."""
     steps = (traits_of(func) for func, *_ in tensor.chain)
     return any(step.expands or step.overlaps for step in steps) or overlaps(tensor.group.base.meta["val"])
 

@@ -53,8 +53,7 @@ def require_sizes(shape: Ints, message: str) -> None:
 
 
 def differ(a: Size, b: Size) -> bool:
-    """Whether two sizes are different. That sizes which are data are equal, 1 or not, is checked when the program
-    runs."""
+    """Whether two sizes are different. That sizes which are data are equal is checked when the program runs."""
     equal = a == b
     if is_undecided(equal):
         return not equal.node.env.suppose(equal.node.expr)
@@ -189,8 +188,7 @@ def overlaps(meta: TensorMeta) -> bool:
 
 
 def crosses(target: TensorMeta, operand: TensorMeta) -> bool:
-    """Whether two views of one memory share some of their elements, or all in another order, as far as ATen looks: at
-    dense ones."""
+    """Whether two views share some elements, or all in another order, as far as ATen looks: at dense ones."""
     if not (is_dense(target.shape, target.stride) and is_dense(operand.shape, operand.stride)):
         return False
     (low, high), (start, end) = _bytes(target), _bytes(operand)

@@ -218,8 +218,7 @@ class Placed(NamedTuple):
 
 
 def overlap_refusal(func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Exception | None:
-    """What the kernel of an operation raises for tensors that are laid out so, or None. Arguments are `Placed` in place
-    of tensors."""
+    """What an operation's kernel raises for tensors laid out so, or None. In tensors' places are `Placed`."""
     key = _key(func, args, kwargs)
     if key not in _asked:
         _asked[key] = _ask_overlapping(func, args, kwargs)

@@ -88,11 +88,9 @@ _BACKWARD = """gelu_backward silu_backward mish_backward sigmoid_backward tanh_b
 _register(_UNARY, 1, _unchanged)
 _register(_UNARY_FLOAT, 1, floating)
 _register(_UNARY_BOOL, 1, _boolean)
-_register(_BINARY, 2, _unchanged)
+_register(f"{_BINARY} {_BACKWARD} lerp.Scalar", 2, _unchanged)
 _register(_BINARY_FLOAT, 2, floating)
 _register(_BINARY_BOOL + " " + _LOGICAL, 2, _boolean)
-_register(_BACKWARD, 2, _unchanged)
-_register("lerp.Scalar", 2, _unchanged)
 _register("lerp.Tensor addcmul addcdiv", 3, _unchanged)
 
 

@@ -287,24 +287,16 @@ def _batch_norm_backward(grad: TensorMeta, x: TensorMeta, weight: TensorMeta | N
     return _norm_gradients(x, weight, x.shape[1], rest[-1])
 
 
-@rule("_native_batch_norm_legit_functional")
-def _batch_norm(
-    x: TensorMeta,
-    weight: TensorMeta | None,
-    bias: TensorMeta | None,
-    mean: TensorMeta,
-    variance: TensorMeta,
-    *_: object,
-) -> tuple[TensorMeta, ...]:
-    stats = row_major(x, (x.shape[1],), _statistics(x, weight))
-    running = mean._replace(requires_grad=False), variance._replace(requires_grad=False)
-    return in_suggested_format(x), stats, stats, *running
-
-
 @rule("_native_batch_norm_legit.no_stats")
-def _batch_norm_no_stats(x: TensorMeta, weight: TensorMeta | None, *_: object) -> tuple[TensorMeta, ...]:
+def _batch_norm(x: TensorMeta, weight: TensorMeta | None, *_: object) -> tuple[TensorMeta, ...]:
     stats = row_major(x, (x.shape[1],), _statistics(x, weight))
     return in_suggested_format(x), stats, stats
+
+
+@rule("_native_batch_norm_legit_functional")
+def _batch_norm_with_stats(x: TensorMeta, weight: TensorMeta | None, *rest: Any) -> tuple[TensorMeta, ...]:
+    running = [stats._replace(requires_grad=False) for stats in rest[1:3]]  # behind the bias
+    return *_batch_norm(x, weight), *running
 
 
 @rule("_native_batch_norm_legit_no_training")

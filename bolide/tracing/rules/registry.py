@@ -32,9 +32,7 @@ _memo: dict[Any, Any] = {}
 
 @dataclass
 class Answers:
-    """What `infer` does with answers it gave before: whether it gives them again, and whether it checks that it would
-    still come to the same ones.
-    """
+    """Whether `infer` gives answers again, and checks that it would still come to the same ones."""
 
     remember: bool = True
     crosscheck: bool = False
@@ -129,8 +127,7 @@ def _known(arg: Any) -> Any:
 
 
 def _key(arg: Any) -> Any:
-    """Numbers that are equal but promote differently (1, 1.0, True) are told apart; symbolic sizes count as their
-    expressions."""
+    """What counts of an argument: numbers that promote differently (1, 1.0, True) are told apart."""
     cls = arg.__class__
     if cls is list:
         return tuple(map(_key, arg))

@@ -135,10 +135,6 @@ def _same_now(a: Size, b: Size) -> bool:
     return same_size(a, b) or (not is_undecided(equal := a == b) and bool(equal))
 
 
-def _not_same_now(a: Size, b: Size) -> bool:
-    return not _same_now(a, b)
-
-
 def _view_shape(x: TensorMeta, size: Ints) -> tuple[Size, ...]:
     """The sizes with -1 filled in, which are as many elements as `x` has."""
     shape, count = _resolve(x, size), x.numel
@@ -154,7 +150,8 @@ def reshaped(x: TensorMeta, size: Ints) -> tuple[tuple[Size, ...], bool]:
     copy."""
     shape = _view_shape(x, size)
     dense = same_sizes(x.stride, contiguous_strides(x.shape))
-    return shape, dense or view_strides(x.shape, x.stride, shape, _same_now, _not_same_now) is not None
+    stride = None if dense else view_strides(x.shape, x.stride, shape, _same_now, lambda a, b: not _same_now(a, b))
+    return shape, dense or stride is not None
 
 
 @rule("view")
