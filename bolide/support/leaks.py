@@ -96,16 +96,9 @@ def _some(leaks: list[object]) -> list[Any]:
 
 def living(generation: int | None = None) -> list[Any]:
     """The fleeting objects that are alive, of one generation of the garbage collector or all."""
-    known: dict[type, bool] = {}
-    objects = []
-    for value in gc.get_objects(generation):
-        cls = type(value)
-        there = known.get(cls)
-        if there is None:
-            there = known[cls] = is_fleeting(cls)
-        if there:
-            objects.append(value)
-    return objects
+    objects = gc.get_objects(generation)
+    classes = set(filter(is_fleeting, set(map(type, objects))))
+    return [value for value in objects if type(value) in classes]
 
 
 # ---- what the program is given ---------------------------------------------------------------------------------------

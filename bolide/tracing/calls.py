@@ -174,13 +174,8 @@ class CallRecorder(TorchFunctionMode):
 
     def _since(self, last: fx.Node | None) -> list[fx.Node]:
         """The operators that were recorded after node `last`."""
-        operators = []
-        for node in reversed(self.trace.graph.nodes):
-            if node is last:
-                break
-            if isinstance(node.target, torch._ops.OpOverload):
-                operators.append(node)
-        return operators
+        new = itertools.takewhile(lambda node: node is not last, reversed(self.trace.graph.nodes))
+        return [node for node in new if isinstance(node.target, torch._ops.OpOverload)]
 
     def check(self, condition: TracedTensor) -> None:
         """A condition that the program raises without (see `data.check_tensor`). Writes to inputs cannot be taken back

@@ -34,6 +34,10 @@ class TensorMeta(NamedTuple):
         """The number of elements."""
         return product(self.shape)
 
+    def is_small(self, most: int) -> bool:
+        """Whether the sizes are numbers, and there are no more elements than `most`."""
+        return all(size.__class__ is int for size in self.shape) and bool(self.numel <= most)
+
 
 def found_in(value: object, cls: type[T]) -> list[T]:
     """The instances of a class in nested containers."""

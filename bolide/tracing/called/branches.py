@@ -18,7 +18,7 @@ import torch.fx as fx
 from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
-from bolide.symbolic import Expr, ShapeEnv, same_sizes
+from bolide.symbolic import Expr, same_sizes
 from bolide.tracing.graph import enter, evaluated, lookup, mapped, operator
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import is_dense, row_major
@@ -376,7 +376,8 @@ def _derivative(
     tape = Trace()
     slots = [node.meta["val"] for node in placeholders(graph)]
     sizes = slots[branches.operands :]
-    tape.shapes = _environment(sizes) or tape.shapes
+    if sizes:
+        tape.shapes = sizes[0].node.env
     tensors = [*slots[: branches.operands], *tangent_metas]
     nodes = [tape.slot("operand", meta) for meta in tensors]
     given_sizes = [size_operand(tape, size.node.expr) for size in sizes]
@@ -419,10 +420,6 @@ def _engine_run(pairs: Sequence[tuple[Any, Any]], leaves: tuple[Any, ...]) -> Se
             accumulate_grad=False,
         )
     return gradients
-
-
-def _environment(sizes: Sequence[torch.SymInt]) -> ShapeEnv | None:
-    return sizes[0].node.env if sizes else None
 
 
 class Choice(torch.autograd.Function):

@@ -18,7 +18,7 @@ def with_tensors(trace: Recorder, func: OpOverload, args: tuple[Any, ...], kwarg
     NotImplemented when none of them is."""
     if not any(map(_has_scalar, args)) and not any(map(_has_scalar, kwargs.values())):
         return NotImplemented
-    name, _, overload = func._name.removeprefix("aten::").partition(".")
+    name = func._name.removeprefix("aten::").partition(".")[0]
     if name.startswith("_foreach_"):
         return NotImplemented  # taken apart first
     form = None if "out" in kwargs else _FORMS.get(name.rstrip("_"))
@@ -26,7 +26,7 @@ def with_tensors(trace: Recorder, func: OpOverload, args: tuple[Any, ...], kwarg
         if form is None:
             return func(*map(_known, args), **{key: _known(value) for key, value in kwargs.items()})
         stands_for = _alone if _is_given_numbers(func, args) else _tensor
-        result = form(overload, *map(stands_for, args), **{key: stands_for(value) for key, value in kwargs.items()})
+        result = form(*map(stands_for, args), **{key: stands_for(value) for key, value in kwargs.items()})
         return args[0].copy_(result) if name.endswith("_") else result
 
 
@@ -92,7 +92,7 @@ def _is_number_beside(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def _binary(op: Callable[..., torch.Tensor], sign: int = 1) -> Callable[..., torch.Tensor]:
-    def form(overload: str, x: Any, y: Any, *rest: Any, alpha: Any = None, **options: Any) -> torch.Tensor:
+    def form(x: Any, y: Any, *rest: Any, alpha: Any = None, **options: Any) -> torch.Tensor:
         if isinstance(alpha, torch.Tensor):
             if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
                 kind = torch.result_type(x, y)
@@ -110,7 +110,7 @@ def _binary(op: Callable[..., torch.Tensor], sign: int = 1) -> Callable[..., tor
 
 
 def _addc(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def form(overload: str, x: Any, a: Any, b: Any, value: Any = 1) -> torch.Tensor:
+    def form(x: Any, a: Any, b: Any, value: Any = 1) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
             return op(x, a, b, value=value)
         if x.dtype is a.dtype is b.dtype:
@@ -127,23 +127,23 @@ def _computed(op: Callable[..., torch.Tensor], kind: torch.dtype, *operands: tor
     return op(*(operand.to(work) for operand in operands)).to(kind)
 
 
-def _lerp(overload: str, x: Any, end: Any, weight: Any) -> torch.Tensor:
+def _lerp(x: Any, end: Any, weight: Any) -> torch.Tensor:
     if not (x.is_floating_point() or x.is_complex()):
         return torch.lerp(x, end, 0.5)  # says what eager does of these
     return torch.lerp(x, end, _like(weight, x))
 
 
-def _full(overload: str, size: Sequence[Size], value: Any, **options: Any) -> torch.Tensor:
+def _full(size: Sequence[Size], value: Any, **options: Any) -> torch.Tensor:
     dtype = options.get("dtype") or torch.get_default_dtype()
     return value.to(dtype).expand(size).clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
 
 
-def _new_full(overload: str, x: torch.Tensor, size: Any, value: Any, **options: Any) -> torch.Tensor:
+def _new_full(x: torch.Tensor, size: Any, value: Any, **options: Any) -> torch.Tensor:
     value = torch.as_tensor(value, dtype=options.get("dtype") or x.dtype, device=options.get("device") or x.device)
     return value.expand(size).clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
 
 
-def _clamp(overload: str, x: Any, low: Any = None, high: Any = None, **bounds: Any) -> torch.Tensor:
+def _clamp(x: Any, low: Any = None, high: Any = None, **bounds: Any) -> torch.Tensor:
     low, high = bounds.get("min", low), bounds.get("max", high)
     for bound, op in ((low, torch.maximum), (high, torch.minimum)):
         if bound is not None:
@@ -154,7 +154,7 @@ def _clamp(overload: str, x: Any, low: Any = None, high: Any = None, **bounds: A
 _FORMS: dict[str, Callable[..., torch.Tensor]] = {
     "add": _binary(torch.add),
     "sub": _binary(torch.sub, -1),
-    "rsub": lambda overload, x, y, alpha=None: _binary(torch.sub, -1)(overload, y, x, alpha=alpha),
+    "rsub": lambda x, y, alpha=None: _binary(torch.sub, -1)(y, x, alpha=alpha),
     "mul": _binary(torch.mul),
     "div": _binary(torch.div),
     "pow": _binary(torch.pow),
@@ -166,10 +166,10 @@ _FORMS: dict[str, Callable[..., torch.Tensor]] = {
     "lerp": _lerp,
     "full": _full,
     "new_full": _new_full,
-    "masked_fill": lambda overload, x, mask, value: x.masked_fill(mask, _like(value, x).to(x.dtype)),
-    "scalar_tensor": lambda overload, value, **options: _full(overload, (), value, **options),
-    "fill": lambda overload, x, value: _like(value, x).to(x.dtype).expand_as(x),
+    "masked_fill": lambda x, mask, value: x.masked_fill(mask, _like(value, x).to(x.dtype)),
+    "scalar_tensor": lambda value, **options: _full((), value, **options),
+    "fill": lambda x, value: _like(value, x).to(x.dtype).expand_as(x),
     "clamp": _clamp,
     "clamp_min": _clamp,
-    "where": lambda overload, mask, x, y: torch.where(mask, _like(x, y), _like(y, x)),
+    "where": lambda mask, x, y: torch.where(mask, _like(x, y), _like(y, x)),
 }

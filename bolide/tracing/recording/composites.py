@@ -18,9 +18,9 @@ from torch._ops import OpOverload
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from bolide.symbolic import Size, hint_of, is_data, is_one, is_undecided, product, same_size, same_sizes, times
+from bolide.symbolic import Size, hint_of, is_data, is_undecided, product, same_size, same_sizes, times
 from bolide.tracing.recording.layers import layer
-from bolide.tracing.rules.common import differ, is_contiguous, suggested_format, wrap_dim
+from bolide.tracing.rules.common import broadcast_shapes, is_contiguous, suggested_format, wrap_dim
 from bolide.tracing.rules.registry import remembered
 from bolide.tracing.rules.views import reshaped
 from bolide.tracing.tensor import TracedTensor
@@ -289,7 +289,7 @@ def _folded(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _batched(a: Tensor, b: Tensor) -> Tensor:
-    batch = _broadcast(a.shape[:-2], b.shape[:-2])
+    batch = broadcast_shapes([a.shape[:-2], b.shape[:-2]])
     count = product(batch)
 
     def stacked(x: Tensor) -> Tensor:
@@ -298,17 +298,3 @@ def _batched(a: Tensor, b: Tensor) -> Tensor:
         return reshape(whole, (count, rows, columns))
 
     return aten._unsafe_view.default(torch.bmm(stacked(a), stacked(b)), [*batch, a.shape[-2], b.shape[-1]])  # type: ignore[no-any-return]
-
-
-def _broadcast(a: Sequence[Size], b: Sequence[Size]) -> list[Size]:
-    """The common shape of two batches."""
-    longer, shorter = (list(a), list(b)) if len(a) >= len(b) else (list(b), list(a))
-    for i in range(1, len(shorter) + 1):
-        if is_one(longer[-i]):
-            longer[-i] = shorter[-i]
-        elif not is_one(shorter[-i]) and differ(longer[-i], shorter[-i]):
-            raise RuntimeError(
-                f"The size of tensor a ({longer[-i]}) must match the size of tensor b ({shorter[-i]}) at the batch "
-                f"dimension {-i} of matmul"
-            )
-    return longer

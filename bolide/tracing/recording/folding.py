@@ -159,11 +159,7 @@ def _is_repeatable(target: object) -> bool:
 
 def _is_small(meta: object) -> bool:
     metas = meta if isinstance(meta, (tuple, list)) else [meta]
-    return all(
-        all(type(size) is int for size in part.shape) and torch.Size(part.shape).numel() <= LARGEST
-        for part in metas
-        if isinstance(part, TensorMeta)
-    )
+    return all(part.is_small(LARGEST) for part in metas if isinstance(part, TensorMeta))
 
 
 # ---- questions about one input ---------------------------------------------------------------------------------------

@@ -50,17 +50,6 @@ def _expand(trace: Recording, operand: Node, value: Node, *_: object, **__: obje
     return value
 
 
-def _scatter(op: OpOverload) -> Callable[..., Node]:
-    def inverse(trace: Recording, operand: Node, value: Node, *args: object, **kwargs: object) -> Node:
-        return trace.call(op, operand, value, *args, **kwargs)  # type: ignore[no-any-return]
-
-    return inverse
-
-
-for _view in ("select.int", "slice.Tensor", "diagonal"):
-    _inverse(_view)(_scatter(getattr(aten, _view.split(".")[0] + "_scatter").default))
-
-
 @_inverse("as_strided")
 def _as_strided(
     trace: Recording, operand: Node, value: Node, size: Sizes, stride: Sizes, offset: Node | int | None
@@ -82,16 +71,19 @@ def _view_dtype(trace: Recording, operand: Node, value: Node, _: torch.dtype) ->
     return trace.call(aten.view.dtype, value, operand.meta["val"].dtype)  # type: ignore[no-any-return]
 
 
-def _by(op: OpOverload) -> Callable[..., Node]:
-    """An inverse that is an operation on the new value, with the arguments of the view."""
+def _by(op: OpOverload, scatters: bool) -> Callable[..., Node]:
+    """An inverse that is an operation on the new value (scattered into the operand), with the view's arguments."""
 
-    def inverse(trace: Recording, operand: Node, value: Node, *args: object) -> Node:
-        return trace.call(op, value, *args)  # type: ignore[no-any-return]
+    def inverse(trace: Recording, operand: Node, value: Node, *args: object, **kwargs: object) -> Node:
+        return trace.call(op, *([operand] if scatters else []), value, *args, **kwargs)  # type: ignore[no-any-return]
 
     return inverse
 
 
 for _view, _op in {
+    "select.int": aten.select_scatter.default,
+    "slice.Tensor": aten.slice_scatter.default,
+    "diagonal": aten.diagonal_scatter.default,
     "transpose.int": aten.transpose.int,
     "t": aten.t.default,
     "view_as_real": aten.view_as_complex.default,
@@ -99,4 +91,4 @@ for _view, _op in {
     "_conj": aten.conj_physical.default,
     "_neg_view": aten.neg.default,
 }.items():
-    _inverse(_view)(_by(_op))
+    _inverse(_view)(_by(_op, scatters="scatter" in _op._opname))

@@ -203,7 +203,7 @@ def _ask(func: Any, args: Any, kwargs: Any) -> Any:
         raise RuntimeError(f"sizes that {func} does not check do not fit one another")
     tensors = found_in([args, kwargs], TensorMeta)
     may_do_more = func.namespace not in _LIBRARIES or func._opname in kernels.TRUSTING  # a collective, or the user's
-    if may_do_more or not all(meta.device.type == "cpu" and _is_small(meta) for meta in tensors):
+    if may_do_more or not all(meta.device.type == "cpu" and meta.is_small(1 << 14) for meta in tensors):
         return by_meta_kernel(func, args, kwargs)
     try:
         return by_real_kernel(func, args, kwargs)
@@ -238,10 +238,6 @@ def _fixed(value: Any) -> Any:
         return arg._replace(shape=_fixed(arg.shape), stride=_fixed(arg.stride), offset=_fixed(arg.offset))
 
     return mapped(value, fixed)
-
-
-def _is_small(meta: TensorMeta) -> bool:
-    return all(size.__class__ is int for size in meta.shape) and meta.numel <= 1 << 14
 
 
 def by_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
