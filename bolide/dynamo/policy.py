@@ -40,54 +40,20 @@ NATIVE_ROOTS = _names(
     "_pydecimal _pydatetime datetime calendar uuid"
 )
 # Exceptions to that, by the beginning of module and qualified name.
-INTERPRETED = (
-    "torch.nn.modules",
-    "torch.nn.parallel",
-    "torch.nn.init",
-    "torch.nn.utils",
-    "torch.nn.functional.gaussian_nll_loss",
-    "torch._functorch.functional_call.stack_module_state",
-    "torch.nn.parameter",
-    "torch._tensor.Tensor.__torch_function__",
-    "torch._tensor._convert",
-    "torch.utils._pytree",
-    "torch._dynamo.external_utils",
-    "torch.utils.checkpoint",
-    "torch.utils.hooks.RemovableHandle",
-    "torch.random.fork_rng",
-    "torch.optim",
-    "torch.ao",
-    "torch.amp.grad_scaler",
-    "torch.testing._internal.two_tensor",
-    "torch.typename",
-    "collections.abc",
-    "collections.ChainMap",
-    "collections.UserDict",
-    "collections.UserList",
-    "collections.Counter.",
-    "dataclasses.replace",
-    "dataclasses._replace",
-    "dataclasses.asdict",
-    "dataclasses._asdict_inner",
-    "dataclasses.astuple",
-    "dataclasses._astuple_inner",
-    "dataclasses.fields",
-    "dataclasses.is_dataclass",
-    "dataclasses._is_dataclass_instance",
-    "inspect.getgenerator",
-    "inspect.getcoroutine",
-    "inspect.getattr_static",
-    "inspect._static_getmro",
-    "inspect._get_dunder_dict_of_class",
-    "inspect._check_class",
-    "inspect._check_instance",
-    "inspect._shadowed_dict",
-    "inspect._is_type",
-    "operator.attrgetter",
-    "operator.itemgetter",
-    "operator.methodcaller",
-    "os.getenv",
-    "os._Environ.",
+INTERPRETED = tuple(
+    _names(
+        "torch.nn.modules torch.nn.parallel torch.nn.init torch.nn.utils torch.nn.functional.gaussian_nll_loss "
+        "torch._functorch.functional_call.stack_module_state torch.nn.parameter "
+        "torch._tensor.Tensor.__torch_function__ torch._tensor._convert torch.utils._pytree "
+        "torch._dynamo.external_utils torch.utils.checkpoint torch.utils.hooks.RemovableHandle torch.random.fork_rng "
+        "torch.optim torch.ao torch.amp.grad_scaler torch.testing._internal.two_tensor torch.typename collections.abc "
+        "collections.ChainMap collections.UserDict collections.UserList collections.Counter. dataclasses.replace "
+        "dataclasses._replace dataclasses.asdict dataclasses._asdict_inner dataclasses.astuple "
+        "dataclasses._astuple_inner dataclasses.fields dataclasses.is_dataclass dataclasses._is_dataclass_instance "
+        "inspect.getgenerator inspect.getcoroutine inspect.getattr_static inspect._static_getmro "
+        "inspect._get_dunder_dict_of_class inspect._check_class inspect._check_instance inspect._shadowed_dict "
+        "inspect._is_type operator.attrgetter operator.itemgetter operator.methodcaller os.getenv os._Environ."
+    )
 )
 # Modules whose functions give another result at every call, or have effects outside of Python's objects.
 _REFUSED_MODULES = _names(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from torch import nn
@@ -36,9 +35,7 @@ class disable:
     def __enter__(self) -> None:
         state.disabled += self.recursive
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         state.disabled -= self.recursive
 
     def __call__(self, fn: Callable[..., object]) -> Callable[..., Any]:
@@ -82,9 +79,7 @@ class error_on_graph_break:
     def __enter__(self) -> None:
         self.before.append(set_break_is_error(self.wanted))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         set_break_is_error(self.before.pop())
 
     def __call__(self, fn: Callable[..., object]) -> Callable[..., Any]:
@@ -140,9 +135,7 @@ class set_stance:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         _take(*self._before)
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:

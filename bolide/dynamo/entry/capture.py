@@ -30,7 +30,7 @@ from bolide.dynamo.machine.calls import call
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.numbers import derive, needed
 from bolide.dynamo.opcodes.forks import is_shared, note_copy
-from bolide.dynamo.program.captured import Break, Captured, Effect, Guard, Recipe, Source
+from bolide.dynamo.program.captured import Break, Captured, Effect, Guard, Recipe, Source, effect_of
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, MODULE_INTERNALS
 from bolide.dynamo.state import state
 from bolide.dynamo.torch_calls.hooks import hook_effects, refuse_results_in_between
@@ -294,10 +294,7 @@ class _Attempt:
         if not progress.started:
             return []
         calls = {frame.tick for frame in self.machine.frames[1:-1]}
-        stops = sorted(
-            {stop for stop in (progress.tick, *calls) if 0 < stop <= progress.tick},
-            reverse=True,
-        )
+        stops = sorted({stop for stop in (progress.tick, *calls) if 0 < stop <= progress.tick}, reverse=True)
         earlier = stops[-1] // 2 if stops else 0
         while earlier > 0:
             stops.append(earlier)
@@ -377,7 +374,7 @@ class _Attempt:
         effects = generator_effects(rebuilder) + exception_effects(rebuilder)
         effects += hook_effects(rebuilder) + context_effects(machine, rebuilder)
         effects += _deferred(machine.later.calls, rebuilder)
-        effects += [_call_effect(setter, *args) for setter, args in changed]
+        effects += [effect_of(setter, *rebuilder.constants(*args)) for setter, args in changed]
         checks = _deferred(machine.later.checks, rebuilder)
         rebuilder.refuse_histories()
         refuse_seen(machine, rebuilder.memo)
@@ -426,10 +423,6 @@ def _deferred(calls: Iterable[tuple[object, list[object], dict[str, object]]], r
     return effects
 
 
-def _call_effect(function: Callable[..., object], *args: object) -> Effect:
-    return Effect("call", None, None, Recipe("call", function, tuple(Recipe("constant", arg) for arg in args)))
-
-
 # ---- starts ----------------------------------------------------------------------------------------------------------
 
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -468,13 +461,10 @@ def _arguments(
     world: World, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """The call's arguments as values; their sources are the parameters of `fn`'s signature."""
-    function = fn
-    if type(fn) is types.MethodType:
-        function = fn.__func__
+    bound = type(fn) is types.MethodType
+    function = fn.__func__ if bound else fn
     code = function.__code__
-    names = code.co_varnames[: code.co_argcount]
-    if type(fn) is types.MethodType:
-        names = names[1:]
+    names = code.co_varnames[bound : code.co_argcount]
     variadic = code.co_varnames[code.co_argcount + code.co_kwonlyargcount :]
     wrap = functools.partial(_argument, world, code)
     values = []
@@ -496,12 +486,9 @@ def _arguments(
     declared = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
     extra = [key for key in kwargs if key not in declared]
     keywords = {}
-    rest = (
-        Source("local", None, variadic[bool(code.co_flags & inspect.CO_VARARGS)])
-        if code.co_flags & inspect.CO_VARKEYWORDS
-        else None
-    )
-    if rest is not None:
+    rest = None
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        rest = Source("local", None, variadic[bool(code.co_flags & inspect.CO_VARARGS)])
         world.guards.add(rest, "dict_keys", extra)
     for key, value in kwargs.items():
         source = Source("local", None, key) if key in declared else Source("dict_value", rest, key)
@@ -539,32 +526,28 @@ def _guard_defaults(
 
 def _guard_aliasing(world: World, trace: Trace) -> None:
     """When an input is written to, no other input may share its memory."""
-    inputs = world.inputs
-    mutated = [i for i in trace.mutated_inputs() if inputs.tensors[i].numel() and not inputs.sources[i].is_drawn]
+    tensors, sources = world.inputs.tensors, world.inputs.sources
+    mutated = [i for i in trace.mutated_inputs() if tensors[i].numel() and not sources[i].is_drawn]
     if not mutated:
         return
+    given = [i for i, source in enumerate(sources) if not source.is_drawn]
     storages: dict[int, list[int]] = {}
-    for i, tensor in enumerate(world.inputs.tensors):
-        if tensor.numel() and not world.inputs.sources[i].is_drawn:
-            storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(i)
-    if any(len(storages[world.inputs.tensors[i].untyped_storage().data_ptr()]) > 1 for i in mutated):
-        raise Unsupported(
-            "an input that is written to shares its memory with another one",
-            world.guards.where(),
-            "clone one of them",
-            "input",
-        )
+    for i in given:
+        if tensors[i].numel():
+            storages.setdefault(tensors[i].untyped_storage().data_ptr(), []).append(i)
+    if any(len(storages[tensors[i].untyped_storage().data_ptr()]) > 1 for i in mutated):
+        reason = "an input that is written to shares its memory with another one"
+        raise world.guards.refusal("input", reason, "clone one of them")
     # Members of modules do not share memory with members, but an argument that is written to may be part of one.
-    every = not all(_is_member(world.inputs.sources[i]) for i in mutated)
-    seen = [i for i, source in enumerate(world.inputs.sources) if not source.is_drawn]
-    loose = [i for i in seen if every or i in mutated or not _is_member(world.inputs.sources[i])]
+    every = not all(_is_member(sources[i]) for i in mutated)
+    loose = [i for i in given if every or i in mutated or not _is_member(sources[i])]
     families = [[i for i in family if i in loose] for family in storages.values()]
     groups = [loose]
     if any(len(family) > 1 for family in families):  # inputs that are only read share memory with each other
         groups = [[i, j] for i in mutated for j in loose if i != j]
     for group in groups:
         if len(group) > 1:
-            world.guards.all.append(Guard(None, "not_aliased", tuple(world.inputs.sources[i] for i in group)))
+            world.guards.all.append(Guard(None, "not_aliased", tuple(sources[i] for i in group)))
 
 
 def _guard_identities(world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from bolide.support.caches import on_reset
 from bolide.support.errors import UserFrame
@@ -31,6 +32,13 @@ class CompilationMetrics:
 
     # The same by PyTorch's names.
 
+    co_name = property(attrgetter("name"), doc="The name of the function.")
+    cache_size = property(attrgetter("version"), doc="How many versions there were before.")
+    guard_count = property(attrgetter("guards"), doc="How many guards are checked.")
+    graph_op_count = property(attrgetter("operations"), doc="How many operations were recorded.")
+    entire_frame_compile_time_s = property(attrgetter("seconds"), doc="Seconds for all.")
+    fail_reason = property(attrgetter("failure"), doc="Why there is no compiled version.")
+
     @property
     def frame_key(self) -> str:
         """What all versions of one function share."""
@@ -47,11 +55,6 @@ class CompilationMetrics:
         return self.end_time - self.seconds
 
     @property
-    def co_name(self) -> str:
-        """The name of the function."""
-        return self.name
-
-    @property
     def co_filename(self) -> str | None:
         """Its file."""
         return None if self.place is None else self.place.file
@@ -62,23 +65,8 @@ class CompilationMetrics:
         return None if self.place is None else self.place.line
 
     @property
-    def cache_size(self) -> int:
-        """How many versions there were before."""
-        return self.version
-
-    @property
-    def guard_count(self) -> int:
-        """How many guards are checked."""
-        return self.guards
-
-    @property
-    def graph_op_count(self) -> int:
-        """How many operations were recorded."""
-        return self.operations
-
-    @property
     def graph_node_count(self) -> int:
-        """The same: a graph here is operations and their inputs."""
+        """As `graph_op_count`: a graph here is operations and their inputs."""
         return self.operations
 
     @property
@@ -97,19 +85,9 @@ class CompilationMetrics:
         return None if self.fail_place is None else self.fail_place.line
 
     @property
-    def entire_frame_compile_time_s(self) -> float:
-        """Seconds for all."""
-        return self.seconds
-
-    @property
     def backend_compile_time_s(self) -> float:
         """Seconds behind capture."""
         return self.seconds - self.capture_seconds
-
-    @property
-    def fail_reason(self) -> str | None:
-        """Why there is no compiled version."""
-        return self.failure
 
 
 compilation_metrics: deque[CompilationMetrics] = deque(maxlen=1000)

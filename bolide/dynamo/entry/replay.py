@@ -285,9 +285,7 @@ class _Builder:
         """The statement of one effect; its operands are built by `statements`, which come before every effect."""
         if effect.kind == "call":
             assert effect.value is not None
-            args = [self.value(arg, statements) for arg in effect.value.args]
-            args += [f"{key}={self.value(value, statements)}" for key, value in effect.value.kwargs]
-            return f"{self.namespace.reference(effect.value.value, 'f')}({', '.join(args)})"
+            return self.expression(effect.value, statements)
         assert effect.target is not None
         target = self.value(effect.target, statements)
         value = self.value(effect.value, statements) if effect.value is not None else ""

@@ -16,11 +16,7 @@ from torch import nn
 from bolide.dynamo.config import config
 from bolide.dynamo.program import sources
 from bolide.dynamo.program.captured import Guard, Source
-
-HOOKS = frozenset(
-    ["_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"]
-    + ["_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"]
-)
+from bolide.dynamo.program.kinds import MODULE_HOOKS
 
 
 class GuardFail(NamedTuple):
@@ -54,28 +50,17 @@ class GuardFilterEntry:
 GuardFilter = Callable[[Sequence[GuardFilterEntry]], Sequence[bool]]
 
 
-def _root(source: Source) -> Source:
-    while source.base is not None:
-        source = source.base
-    return source
-
-
 def entry(guard: Guard) -> GuardFilterEntry:
     """What a filter function is shown of a guard."""
     known = guard.kind in ("is", "equals")
-    shared = guard.source is None or _root(guard.source).kind in ("global", "object")
+    shared = guard.source is None or [*guard.source.steps()][-1].kind in ("global", "object")
     name = sources.text(guard.source) if guard.source is not None else ""
     return GuardFilterEntry(name, guard.kind, known, guard.expected if known else None, shared, guard)
 
 
 def _inside(source: Source | None, owners: set[Source]) -> bool:
     """Whether a path leads through one of `owners`."""
-    step = source.base if source is not None else None
-    while step is not None:
-        if step in owners:
-            return True
-        step = step.base
-    return False
+    return source is not None and source.base is not None and any(step in owners for step in source.base.steps())
 
 
 def _of_module_class(guard: Guard, package: str = "") -> bool:
@@ -83,12 +68,8 @@ def _of_module_class(guard: Guard, package: str = "") -> bool:
 
 
 def _of_hooks(guard: Guard) -> bool:
-    source: Source | None = guard.source
-    while source is not None:
-        if source.key in HOOKS and source.kind in ("attr", "member"):
-            return True
-        source = source.base
-    return False
+    steps = () if guard.source is None else guard.source.steps()
+    return any(step.key in MODULE_HOOKS and step.kind in ("attr", "member") for step in steps)
 
 
 # ---- filters for users -----------------------------------------------------------------------------------------------

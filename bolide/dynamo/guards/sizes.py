@@ -8,7 +8,7 @@ far share one symbol.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -156,25 +156,17 @@ class NeedsNumbers(Unsupported):
         self.needed = needed
 
 
+@dataclass
 class Learnt:
-    """What all points of a function know.
+    """What all points of a function know."""
 
-    loops: those whose length differs, by where each asks for its next item
-    needed: the values of sizes and floats that instructions have needed to know
-    crowded: whether so many versions were made that none is made for one more value (`SizeHistory.is_crowded`)
-    data: what was read of inputs' data and was other data in another capture
-    recent: the values of the symbols of the version made last, which are sizes at the next points, too
-    warned: the warnings that have been shown
-    apart: branches on data that no graph can make"""
-
-    def __init__(self) -> None:
-        self.loops: set[Location] = set()
-        self.needed: dict[Location, set[object]] = {}
-        self.crowded = False
-        self.data: set[Source] = set()
-        self.recent: frozenset[int] = frozenset()
-        self.warned: set[object] = set()
-        self.apart: set[Location] = set()
+    loops: set[Location] = field(default_factory=set)  # whose length differs, by where each asks for its next item
+    needed: dict[Location, set[object]] = field(default_factory=dict)  # sizes and floats that instructions needed
+    crowded: bool = False  # so many versions were made that none is made for one more value (`is_crowded`)
+    data: set[Source] = field(default_factory=set)  # read of inputs' data, and other data in another capture
+    recent: frozenset[int] = frozenset()  # values of symbols of the version made last: sizes at the next points, too
+    warned: set[object] = field(default_factory=set)  # the warnings that have been shown
+    apart: set[Location] = field(default_factory=set)  # branches on data that no graph can make
 
 
 class SizeHistory:

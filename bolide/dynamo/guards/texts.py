@@ -177,7 +177,7 @@ def text(guard: Guard) -> str:
         case "equals":
             return f"{name} == {_show(expected)}"
         case "tensor":
-            symbols = {name: sources.text(read) for name, read in expected.symbols}
+            symbols = {symbol: sources.text(read) for symbol, read in expected.symbols}
             shape, stride = _ints(expected.shape, symbols), _ints(expected.stride, symbols)
             facts = f"{str(expected.dtype).removeprefix('torch.')}[{shape[1:-1].rstrip(',')}], stride {stride}"
             grad = ", requires grad" if expected.requires_grad else ""
@@ -205,9 +205,8 @@ def text(guard: Guard) -> str:
         case "global_state":
             return f"global state: {expected}"
         case "relation":
-            return sources.with_symbols(
-                expected.condition, {name: sources.text(read) for name, read in expected.symbols}
-            )
+            symbols = {name: sources.text(read) for name, read in expected.symbols}
+            return sources.with_symbols(expected.condition, symbols)
         case "integer":
             return " and ".join([f"type({name}) is int", *_within(name, *expected)])
         case _:
@@ -277,11 +276,8 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
             plain = all(type(key) is str for key in expected)
             helper = "" if plain else constant(same_constant, "same")
             keys = f"[*{value}]" if guard.source in reader.plain_dicts else f"{constant(ordered_keys, 'keys')}({value})"
-            return [
-                f"{keys} == {constant(list(expected), 'k')}"
-                if plain
-                else f"{helper}({keys}, {constant(list(expected), 'k')})"
-            ]
+            wanted = constant(list(expected), "k")
+            return [f"{keys} == {wanted}" if plain else f"{helper}({keys}, {wanted})"]
         case "has_key":
             contains = constant(dict.__contains__, "contains")
             key = constant(expected[0], "k")

@@ -97,6 +97,10 @@ def _words(address: int, count: int) -> list[int]:
     return list((ctypes.c_uint64 * count).from_address(address))
 
 
+def _bytes(address: int, count: int) -> bytes:
+    return bytes((ctypes.c_ubyte * count).from_address(address))
+
+
 def _require(fact: bool, what: str) -> None:
     if not fact:
         raise Mismatch(what)
@@ -430,14 +434,10 @@ def autograd_state() -> int:
 
 def _autograd_flags() -> tuple[int, int]:
     """The byte that grad mode and inference mode change, and their bits."""
-
-    def read() -> bytes:
-        return bytes((ctypes.c_ubyte * 32).from_address(autograd_state()))
-
     states = {}
     for grad, inference in ((False, False), (True, False), (False, True), (True, True)):
         with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-            states[grad, inference] = read()
+            states[grad, inference] = _bytes(autograd_state(), 32)
     different = [i for i in range(32) if len({state[i] for state in states.values()}) > 1]
     _require(len(different) == 1, "autograd flags")
     flags = {key: state[different[0]] for key, state in states.items()}
@@ -468,15 +468,12 @@ def _autograd_offsets() -> tuple[int, int, int]:
     metadata = changed[0] * WORD
     address = after[changed[0]]
     size = _allocated(address, 240) // WORD * WORD
-
-    def read() -> bytes:
-        return bytes((ctypes.c_ubyte * size).from_address(address))
-
-    on = read()
+    on = _bytes(address, size)
     plain.requires_grad_(False)
-    off = read()
+    off = _bytes(address, size)
     plain.requires_grad_()
-    flags = [i for i in range(size) if (off[i], on[i], read()[i]) == (0, 1, 1)]
+    on_again = _bytes(address, size)
+    flags = [i for i in range(size) if (off[i], on[i], on_again[i]) == (0, 1, 1)]
     _require(len(flags) == 1, "requires_grad")
     result = plain * 2
     leaf, inner = _words(address, size // WORD), _words(word(result._cdata + metadata), size // WORD)
@@ -536,6 +533,5 @@ def _as_read(tensor: torch.Tensor, layout: Layout) -> tuple[Any, ...]:
 
 
 def _as_it_is(tensor: torch.Tensor) -> tuple[Any, ...]:
-    data = tensor.data_ptr()
-    shape, stride = list(tensor.shape), list(tensor.stride())
-    return tensor.dim(), shape, stride, tensor.requires_grad, tensor.is_leaf, data
+    sizes = tensor.dim(), list(tensor.shape), list(tensor.stride())
+    return *sizes, tensor.requires_grad, tensor.is_leaf, tensor.data_ptr()

@@ -235,9 +235,6 @@ class Notes:
             name = word(at)
             if name in present:
                 self.note(at, self.own(present[name]))
-            elif name == 0 or to_value:
-                self.note(at, name)
-                self.note(entry, 0)
-            else:  # a key of other instances of the class
+            else:  # nothing, or a key of other instances of the class
                 self.note(at, name)
                 self.note(entry, 0)

@@ -280,13 +280,11 @@ class Recorder(Notes):
         if name == "__mro__":
             self.note_bases(cls)
             return cls.__mro__
-        if type(cls) is not type:
+        meta = type(cls)
+        if meta is not type:
             self.note_class(cls)
-            self.note_lookup(type(cls), "__getattribute__", name)
-            if (
-                type(cls).__getattribute__ is not type.__getattribute__
-                or class_attribute(type(cls), name) is not MISSING
-            ):
+            self.note_lookup(meta, "__getattribute__", name)
+            if meta.__getattribute__ is not type.__getattribute__ or class_attribute(meta, name) is not MISSING:
                 raise Loose
         self.note_lookup(cls, name)
         value = class_attribute(cls, name)
@@ -576,12 +574,9 @@ class Recorder(Notes):
         impl = tensor._cdata
         fixed = [(layout.kind, KIND_MASK), (layout.keys, layout.plain_keys)]
         to_strides = dims * places.WORD if far else layout.strides - layout.sizes
-        numbers = [(i * places.WORD, size) for i, size in enumerate(expected.shape) if isinstance(size, int)]
-        numbers += [
-            (to_strides + i * places.WORD, stride)
-            for i, stride in enumerate(expected.stride)
-            if isinstance(stride, int)
-        ]
+        offsets = [start + i * places.WORD for start in (0, to_strides) for i in range(dims)]
+        sizes = zip(offsets, (*expected.shape, *expected.stride), strict=True)
+        numbers = [(offset, size) for offset, size in sizes if isinstance(size, int)]
         table = native.words(
             [self.own(expected.cls), dims, flags, len(fixed), len(numbers)]
             + [part for offset, mask in fixed for part in (offset, mask, word(impl + offset) & mask)]
@@ -599,9 +594,8 @@ class Recorder(Notes):
         self.head += (ops.STATE, casts, *native.thread_state(self.layout))
         self.head += (ops.ATTRIBUTE_IS, self.own(state), self.own("disabled"), self.own(0))
         for module, name in ((forward_ad, "_current_level"), (torch.fx._symbolic_trace, "_is_fx_tracing_flag")):
-            self.note_item(
-                module.__dict__, name, Source("object", None, None, module.__dict__), Source("attr", None, name)
-            )
+            home = Source("object", None, None, module.__dict__)
+            self.note_item(module.__dict__, name, home, Source("attr", None, name))
 
     # ---- result ------------------------------------------------------------------------------------------------------
 

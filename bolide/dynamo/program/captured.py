@@ -7,7 +7,7 @@ recipes replayed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -53,6 +53,13 @@ class Source:
     is_drawn: bool = field(default=False, init=False, repr=False)
     """Whether the value is, or is made of, what a random generator gives at each call."""
     _hash: int = field(default=0, init=False, repr=False)
+
+    def steps(self) -> Iterator[Source]:
+        """The path from its end to its beginning, itself first."""
+        step: Source | None = self
+        while step is not None:
+            yield step
+            step = step.base
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash((self.kind, self.base, self.key, id(self.obj))))

@@ -33,54 +33,22 @@ _LIBRARY_ROOT = os.path.dirname(os.__file__) + os.sep
 _OWN_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _LIBRARIES = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _OWN_ROOT + os.sep)
 
-IDENTITY_CONSTANTS: tuple[type, ...] = (
-    type(None),
-    bool,
-    type(Ellipsis),
-    type(NotImplemented),
-    torch.dtype,
-    torch.layout,
-    torch.memory_format,
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-    types.ClassMethodDescriptorType,
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    types.CodeType,
-    types.FunctionType,
-    types.ModuleType,
-    re.Pattern,
-    datetime.timezone,
-    types.GenericAlias,
-    types.UnionType,
-    functools._lru_cache_wrapper,
+#: Constants that are told apart by their identity, ...
+IDENTITY: frozenset[type] = frozenset(
+    [type(None), bool, type(...), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format, re.Pattern]
+    + [types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType]
+    + [types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType]
+    + [types.FunctionType, types.ModuleType, types.GenericAlias, types.UnionType, functools._lru_cache_wrapper]
+    + [datetime.timezone]
 )
-_ARRAY_TYPES = {type(numpy.dtype(code)) for code in numpy.typecodes["All"] if code != "V"}  # V: fields, titles
-EQUAL_CONSTANTS: tuple[type, ...] = (
-    *_ARRAY_TYPES,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    torch.device,
-    range,
-    torch.Size,
-    torch.finfo,
-    torch.iinfo,
-    numpy.finfo,
-    numpy.iinfo,
-    datetime.date,
-    datetime.datetime,
-    datetime.time,
-    datetime.timedelta,
-    decimal.Decimal,
-    fractions.Fraction,
-    uuid.UUID,
+#: ... and those of which equal ones are the same, as far as `same_constant` says.
+_EQUAL = frozenset(
+    [int, float, complex, str, bytes, range, slice, torch.device, torch.Size, torch.finfo, torch.iinfo, uuid.UUID]
+    + [numpy.finfo, numpy.iinfo, datetime.date, datetime.datetime, datetime.time, datetime.timedelta]
+    + [decimal.Decimal, fractions.Fraction]
+    + [type(numpy.dtype(code)) for code in numpy.typecodes["All"] if code != "V"]  # V: fields, titles
 )
-CONSTANT_TYPES = frozenset(IDENTITY_CONSTANTS + EQUAL_CONSTANTS + (slice,))
+CONSTANT_TYPES = IDENTITY | _EQUAL
 BOUND_BUILTINS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
 
 
@@ -155,16 +123,8 @@ def is_code(value: object) -> bool:
 
 #: What a function consists of that may be replaced.
 FUNCTION_PARTS = frozenset(
-    [
-        "__code__",
-        "__defaults__",
-        "__kwdefaults__",
-        "__annotations__",
-        "__name__",
-        "__qualname__",
-        "__module__",
-        "__doc__",
-    ]
+    ["__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__name__", "__qualname__"]
+    + ["__module__", "__doc__"]
 )
 SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
@@ -283,22 +243,14 @@ def own_namespace(owner: Any) -> dict[str, Any]:
     return namespace if type(namespace) is dict or namespace is owner else NO_NAMESPACE
 
 
-# Attributes that every torch.nn.Module has and that are dicts by its construction.
-MODULE_INTERNALS = frozenset(
-    [
-        "_parameters",
-        "_buffers",
-        "_modules",
-        "_backward_hooks",
-        "_backward_pre_hooks",
-        "_forward_hooks",
-        "_forward_pre_hooks",
-        "_forward_hooks_with_kwargs",
-        "_forward_hooks_always_called",
-        "_forward_pre_hooks_with_kwargs",
-    ]
+#: What modules keep their members in: plain dicts, whose type is not guarded.
+MODULE_DICTS = frozenset({"_modules", "_parameters", "_buffers"})
+MODULE_HOOKS = frozenset(
+    ["_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"]
+    + ["_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"]
 )
-IDENTITY = frozenset(IDENTITY_CONSTANTS)
+#: Attributes that every torch.nn.Module has and that are dicts by its construction.
+MODULE_INTERNALS = MODULE_DICTS | MODULE_HOOKS
 
 
 def maker(cls: type) -> types.BuiltinFunctionType:

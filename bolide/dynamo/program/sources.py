@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo.program.captured import Source
+from bolide.dynamo.program.kinds import MODULE_DICTS
 
 ABSENT: object = type("Absent", (), {"__repr__": lambda self: "<absent>", "__slots__": ()})()
 """What a guarded path gives where a dict has no such key: no guard accepts it."""
@@ -56,10 +57,6 @@ def text(source: Source) -> str:
             return f"{source.obj.__name__}({', '.join([base, *map(repr, source.key)])})"
         case _:
             return f"{base}[{shown(source.key)}]"
-
-
-# What torch's modules keep in plain dicts, whose type is not guarded.
-MODULE_DICTS = frozenset({"_modules", "_parameters", "_buffers"})
 
 
 _SYMBOL = re.compile(r"\b[suf]\d+\b")
@@ -188,12 +185,10 @@ def count_uses(sources: Iterable[Source]) -> Counter[Source]:
     """
     uses: Counter[Source] = Counter()
     for source in sources:
-        step: Source | None = source
-        while step is not None:
-            uses[step] = times = uses[step] + 1
-            if times > 1:
+        for step in source.steps():
+            uses[step] += 1
+            if uses[step] > 1:
                 break
-            step = step.base
     return uses
 
 

@@ -21,7 +21,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from bolide.dynamo import policy
 from bolide.dynamo.config import config
 from bolide.dynamo.guards.texts import tensor_guard
-from bolide.dynamo.program.captured import Recipe, Source
+from bolide.dynamo.program.captured import Recipe, Source, call_of
 from bolide.dynamo.world.array_results import Kind, Likeness, arranged, expected
 from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.world.world import WRAPPERS, World
@@ -534,35 +534,19 @@ def _wrap_number(world: World, real: Any, source: Source, kind: Any) -> object:
 
 
 def _recipe(rebuilder: Rebuilder, value: TracedArray) -> Recipe:
-    tensor = rebuilder.recipe(value.tensor)
-    return Recipe("call", to_array, (tensor, *rebuilder.constants(*[] if value.writeable else [False])))
+    return call_of(to_array, rebuilder.recipe(value.tensor), *rebuilder.constants(*[] if value.writeable else [False]))
 
 
 def _recipe_of_scalar(rebuilder: Rebuilder, value: TracedScalar) -> Recipe:
     if value.number is not None:
-        return Recipe("call", value.kind, (rebuilder.recipe(value.number),))
-    return Recipe("call", to_scalar, (rebuilder.recipe(value.tensor),))
-
-
-def _recipe_of_method(rebuilder: Rebuilder, value: ArrayMethod) -> Recipe:
-    return Recipe("call", getattr, (rebuilder.recipe(value.owner), *rebuilder.constants(value.name)))
+        return call_of(value.kind, rebuilder.recipe(value.number))
+    return call_of(to_scalar, rebuilder.recipe(value.tensor))
 
 
 def _recipe_of_own_method(rebuilder: Rebuilder, value: types.MethodType) -> Recipe | None:
     """A method in Python that stands for one in C of an array; None for those of the program."""
     owner = value.__self__
-    if not isinstance(owner, TracedArray):
-        return None
-    return Recipe("call", getattr, (rebuilder.recipe(owner), *rebuilder.constants(value.__func__.__name__)))
-
-
-def _recipe_of_real(rebuilder: Rebuilder, value: numpy.ndarray[Any, Any]) -> Recipe:
-    """An array that the program has made of constants."""
-    return Recipe("call", numpy.copy, (Recipe("constant", value.copy()),))
-
-
-def _recipe_of_type(rebuilder: Rebuilder, value: numpy.dtype[Any]) -> Recipe:
-    return Recipe("constant", value)
+    return rebuilder.attribute(owner, value.__func__.__name__) if isinstance(owner, TracedArray) else None
 
 
 WRAPPERS[numpy.ndarray] = _wrap
@@ -572,8 +556,8 @@ for _kind, _class in SCALARS.items():
     if issubclass(_kind, (numpy.integer, numpy.floating)):
         _plain = float if issubclass(_kind, numpy.floating) else int
         WRAPPERS[_kind] = functools.partial(_wrap_number, kind=_plain)
-RECIPES[ArrayMethod] = _recipe_of_method
+RECIPES[ArrayMethod] = lambda rebuilder, value: rebuilder.attribute(value.owner, value.name)
 RECIPES[types.MethodType] = _recipe_of_own_method
-RECIPES[numpy.ndarray] = _recipe_of_real
+RECIPES[numpy.ndarray] = lambda rebuilder, value: call_of(numpy.copy, Recipe("constant", value.copy()))
 for _code in numpy.typecodes["All"]:
-    RECIPES[type(numpy.dtype(_code))] = _recipe_of_type
+    RECIPES[type(numpy.dtype(_code))] = lambda rebuilder, value: Recipe("constant", value)

@@ -14,6 +14,7 @@ import torch
 from bolide.dynamo.guards.sizes import Symbols, as_exprs
 from bolide.dynamo.guards.texts import tensor_guard
 from bolide.dynamo.program.captured import Guard, Relation, Source
+from bolide.dynamo.program.kinds import MODULE_DICTS
 from bolide.dynamo.program.sources import symbols_in
 from bolide.dynamo.program.sources import text as path_of
 from bolide.dynamo.world.parts import Guards, Reading
@@ -216,11 +217,9 @@ def float_tensor(value: float) -> torch.Tensor:
 def source_name(source: Source) -> str:
     """A name for a graph input: the path of its source as an identifier."""
     parts: list[str] = []
-    at: Source | None = source
-    while at is not None:
-        key = at.key[1] if at.kind == "global" else at.key
-        if at.kind not in ("object", "type") and key not in ("_parameters", "_buffers", "_modules"):
+    for step in source.steps():
+        key = step.key[1] if step.kind == "global" else step.key
+        if step.kind not in ("object", "type") and key not in MODULE_DICTS:
             parts.append(type(key).__name__ if isinstance(key, (torch.Tensor, torch.nn.Module)) else str(key))
-        at = at.base
     name = re.sub(r"\W", "_", "_".join(reversed(parts)))
     return name if name not in ("", "self") else f"{name}input"  # the graph's own function has a `self`

@@ -34,9 +34,8 @@ CALLING: frozenset[type] = frozenset(
     {map, filter, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse}
     | {itertools.accumulate}
 )
-_DEPRECATED = frozenset(
-    cls for cls in REDUCIBLE | CALLING if cls.__module__ == "itertools"
-)  # to pickle them warns in 3.12
+#: To pickle them warns in 3.12.
+_DEPRECATED = frozenset(cls for cls in REDUCIBLE | CALLING if cls.__module__ == "itertools")
 
 _FORMS = [(name, backwards) for name in ("keys", "values", "items") for backwards in (False, True)]
 

@@ -71,9 +71,7 @@ class Journal:
         self.snapshot_of: dict[int, Snapshot] = {}  # by id of the real container
         self.flags: list[tuple[Source, bool]] = []  # inputs whose `requires_grad` the program changes, and to what
         self.hooks: dict[int, Any] = {}  # those that the program has put on inputs, by id of their handles
-        self.exceptions: list[
-            tuple[BaseException, dict[str, object]]
-        ] = []  # those of outside, and their state at first
+        self.exceptions: list[tuple[BaseException, dict[str, object]]] = []  # of outside, and their state at first
         self.forks = 0
         self.ways = 0  # how many ways have been gone for the outermost branch
         self.writes: list[Write] = []

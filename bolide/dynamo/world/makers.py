@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import random
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -83,16 +82,12 @@ def _fill_ordered(empty: collections.OrderedDict[object, object], items: dict[ob
         collections.OrderedDict.__setitem__(empty, key, value)
 
 
-def _fill_deque(empty: collections.deque[object], full: collections.deque[object]) -> None:
-    collections.deque.__init__(empty, full, full.maxlen)
-
-
 _FILLED_BY: dict[type, Callable[[Any, Any], None]] = {
     collections.OrderedDict: _fill_ordered,
     dict: dict.update,
     set: set.update,
     list: list.extend,
-    collections.deque: _fill_deque,
+    collections.deque: lambda empty, full: collections.deque.__init__(empty, full, full.maxlen),
 }
 
 
@@ -111,16 +106,11 @@ def make_derived(cls: Any, base: Any, value: Any, attributes: dict[str, Any]) ->
     return instance
 
 
-def file_in_memory(cls: Any, state: object) -> object:
-    file = cls()
-    file.__setstate__(state)
-    return file
-
-
-def random_generator(state: Any) -> random.Random:
-    generator = random.Random()
-    generator.setstate(state)
-    return generator
+def with_state(cls: Any, state: object) -> object:
+    """A new file in memory, or generator of random numbers."""
+    instance = cls()
+    instance.__setstate__(state)
+    return instance
 
 
 def make_exception(cls: type, args: tuple[Any, ...], attributes: dict[str, Any], links: tuple[Any, ...]) -> Any:

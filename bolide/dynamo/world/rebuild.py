@@ -66,7 +66,6 @@ from bolide.dynamo.world.makers import (
     detached,
     exchange,
     facts_of,
-    file_in_memory,
     fill_instance,
     is_open,
     is_spent,
@@ -76,11 +75,11 @@ from bolide.dynamo.world.makers import (
     make_function,
     make_instance,
     make_partial,
-    random_generator,
     refill,
     released,
     state_of,
     weak_container,
+    with_state,
 )
 from bolide.dynamo.world.outside import Cell, Deferred, Grown, Outside, Overlay, items_of
 from bolide.dynamo.world.world import World
@@ -294,9 +293,10 @@ class Rebuilder:
 
     def _plain_dict(self, value: dict[object, object]) -> Recipe:
         owner = self.world.identities.owners.get(id(value))
-        return self._dict(value) if owner is None else self._attribute(owner, "__dict__")
+        return self._dict(value) if owner is None else self.attribute(owner, "__dict__")
 
-    def _attribute(self, owner: object, name: str) -> Recipe:
+    def attribute(self, owner: object, name: str) -> Recipe:
+        """What an object has under a name."""
         return call_of(getattr, self.recipe(owner), Recipe("constant", name))
 
     def _reference(self, value: weakref.ReferenceType[object]) -> Recipe | None:
@@ -417,7 +417,7 @@ class Rebuilder:
             real = owner.real if type(owner) is Outside else owner if snapshot is None else snapshot.real
             if self.world.classes.lookup(type(real), name) is not descriptor:
                 return call_of(descriptor.__get__, self.recipe(owner))
-        return self._attribute(owner, name)
+        return self.attribute(owner, name)
 
     def _method(self, value: types.MethodType) -> Recipe:
         function: Any = value.__func__
@@ -438,14 +438,8 @@ class Rebuilder:
     def _deque(self, value: collections.deque[object]) -> Recipe:
         return call_of(collections.deque, self.whole_list(value), Recipe("constant", value.maxlen))
 
-    def _ordered_dict(self, value: collections.OrderedDict[object, object]) -> Recipe | None:
-        return None if vars(value) else call_of(collections.OrderedDict, self._dict(value))
-
-    def _default_dict(self, value: collections.defaultdict[object, object]) -> Recipe:
-        return call_of(collections.defaultdict, self.recipe(value.default_factory), self._dict(value))
-
     def _file(self, value: io.StringIO | io.BytesIO) -> Recipe | None:
-        return None if value.closed else call_of(file_in_memory, *self.constants(type(value), value.__getstate__()))
+        return None if value.closed else call_of(with_state, *self.constants(type(value), value.__getstate__()))
 
     def _exception(self, value: Any, cls: type) -> Recipe:
         self.refuse_held(value)
@@ -553,7 +547,7 @@ class Rebuilder:
             plain = self.constants(cls, base, base.__getnewargs__(value)[0])
             return call_of(make_derived, *plain, self._dict(state_of(value)))
         if isinstance(value, random.Random):
-            return call_of(random_generator, Recipe("constant", value.getstate()))
+            return call_of(with_state, *self.constants(random.Random, value.getstate()))
         if not is_open(cls) and cls is not collections.OrderedDict:  # an iterator, a view, a C object
             reason = f"a new {cls.__module__}.{cls.__name__} leaves the function"
             raise self._refusal(reason, "return a list, tuple or dict")
@@ -649,8 +643,10 @@ _OWN_RECIPES: dict[type, Callable[[Rebuilder, Any], Recipe | None]] = {
     set: lambda own, value: Recipe("set", None, tuple(own._key(item) for item in value)),
     frozenset: lambda own, value: call_of(frozenset, own._keys(value)),
     dict: Rebuilder._plain_dict,
-    collections.OrderedDict: Rebuilder._ordered_dict,
-    collections.defaultdict: Rebuilder._default_dict,
+    collections.OrderedDict: lambda own, value: None if vars(value) else call_of(type(value), own._dict(value)),
+    collections.defaultdict: lambda own, value: call_of(
+        type(value), own.recipe(value.default_factory), own._dict(value)
+    ),
     collections.deque: Rebuilder._deque,
     bytearray: lambda own, value: call_of(bytearray, Recipe("constant", bytes(value))),
     weakref.ReferenceType: Rebuilder._reference,

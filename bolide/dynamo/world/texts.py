@@ -166,7 +166,7 @@ def picture(data: torch.Tensor, is_parameter: bool, history: str | torch.Tensor 
 
 
 def _recipe_of_text(rebuilder: Rebuilder, value: TracedText) -> Recipe:
-    return Recipe("call", value.function, tuple([_at_once(rebuilder, arg) for arg in value.args]))
+    return call_of(value.function, *[_at_once(rebuilder, arg) for arg in value.args])
 
 
 def _at_once(rebuilder: Rebuilder, value: Any) -> Recipe:
@@ -182,12 +182,10 @@ def _at_once(rebuilder: Rebuilder, value: Any) -> Recipe:
     return rebuilder.recipe(value)
 
 
-def _recipe_of_picture(rebuilder: Rebuilder, value: Pictured) -> Recipe:
-    return call_of(picture, *map(rebuilder.recipe, (value.data, value.is_parameter, value.history)))
-
-
 RECIPES[TracedText] = _recipe_of_text
-RECIPES[Pictured] = _recipe_of_picture
+RECIPES[Pictured] = lambda rebuilder, value: call_of(
+    picture, *map(rebuilder.recipe, (value.data, value.is_parameter, value.history))
+)
 
 
 # ---- identities ------------------------------------------------------------------------------------------------------
@@ -231,9 +229,7 @@ _COPIED = (tuple, types.FunctionType, types.MethodType)
 
 def _recipe_of_id(rebuilder: Rebuilder, value: MadeId) -> Recipe:
     owner = value.owner()
-    if owner is None:
-        return Recipe("constant", int(value))
-    return call_of(id, rebuilder.recipe(owner))
+    return Recipe("constant", int(value)) if owner is None else call_of(id, rebuilder.recipe(owner))
 
 
 RECIPES[MadeId] = _recipe_of_id

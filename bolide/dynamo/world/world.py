@@ -52,6 +52,7 @@ Wrapper = Callable[["World", Any, Source], Any]
 WRAPPERS: dict[type, Wrapper] = {}  # how to wrap instances of a class; None where it has nothing to say
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_VIEWS = (*VIEWS, types.MappingProxyType)
 
 
 class World:
@@ -344,18 +345,10 @@ class World:
         return types.MethodType(getattr(owner.cls, real.__name__), owner)
 
 
-def _wrap_container(world: World, real: object, source: Source) -> object:
-    return world.containers.wrap(real, type(real), source)
-
-
-def _wrap_view(world: World, real: object, source: Source) -> object:
-    return world.containers.wrap_view(real, source)
-
-
 _BY_CLASS: dict[type, Wrapper] = {
     **dict.fromkeys(PROXIES, World._wrap_proxy),
-    **dict.fromkeys(CONTAINERS, _wrap_container),
-    **dict.fromkeys((*VIEWS, types.MappingProxyType), _wrap_view),
+    **dict.fromkeys(CONTAINERS, lambda world, real, source: world.containers.wrap(real, type(real), source)),
+    **dict.fromkeys(_VIEWS, lambda world, real, source: world.containers.wrap_view(real, source)),
     tuple: lambda world, real, source: world.containers.wrap_tuple(real, source),
     functools.partial: lambda world, real, source: world.containers.wrap_partial(real, source),
     types.FunctionType: World._wrap_function,
