@@ -154,16 +154,8 @@ ITERATING_METHODS = _names(
 KEEPERS: frozenset[object] = frozenset(
     {id, object.__setattr__, slice, type, super, property, classmethod, staticmethod}
     | {types.MethodType, types.SimpleNamespace, types.CellType, functools.partial, functools._lru_cache_wrapper}
-    | {
-        weakref.ref,
-        weakref.ref.__new__,
-        weakref.proxy,
-        weakref.getweakrefcount,
-        collections.defaultdict,
-        operator.is_,
-        operator.is_not,
-    }
-    | {itertools.repeat, contextlib.nullcontext}
+    | {weakref.ref, weakref.ref.__new__, weakref.proxy, weakref.getweakrefcount, collections.defaultdict}
+    | {operator.is_, operator.is_not, itertools.repeat, contextlib.nullcontext}
     | {heapq.heappush, heapq.heappop, heapq.heapify, heapq.heappushpop, heapq.heapreplace}
 )
 # Functions that iterate over their arguments: what only the program can iterate over is made a list first.

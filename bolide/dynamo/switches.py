@@ -151,13 +151,7 @@ class set_stance:
 
 def run(fn: Callable[..., object]) -> Callable[..., Any]:
     """`fn`, in which what is compiled already is used, and everything else runs in eager."""
-
-    @functools.wraps(fn)
-    def running(*args: object, **kwargs: object) -> Any:
-        with set_stance("eager_on_recompile"):
-            return fn(*args, **kwargs)
-
-    return running
+    return set_stance("eager_on_recompile")(fn)
 
 
 def _take(stance: str, backend: CompilerFn | None) -> None:

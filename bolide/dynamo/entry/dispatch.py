@@ -197,12 +197,10 @@ class Dispatcher(Versions):
             self.warn(error)
             return None
         self._failures[error.reason, error.where] += 1
+        self.given_up |= self._failures.total() >= config.cache_size_limit
         if error.about.scope == "user":
-            self.given_up |= self._failures.total() >= config.cache_size_limit
             return error.reason if error.kind == "user_exception" else None
-        self.given_up |= (
-            self._failures[error.reason, error.where] > 1 or self._failures.total() >= config.cache_size_limit
-        )
+        self.given_up |= self._failures[error.reason, error.where] > 1
         self.warn(error)
         return None
 

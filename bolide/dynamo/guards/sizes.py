@@ -275,16 +275,16 @@ class Symbols:
         history = self.history
         past = history.past(source, len(values))
         why = self._why_fixed(tensor, source)
-        if history.dynamic is False or not values or (not marks and why is not None):
-            for dim, value in enumerate(values):
-                self._stays(size_source(source, dim), value, [sizes and sizes[dim] for sizes in past], why)
-            return {}
+        fixed = history.dynamic is False or (not marks and why is not None)
         symbolic = {}
         for dim, value in enumerate(values):
-            mark = marks.get(dim, _UNMARKED)
+            mark, place = marks.get(dim, _UNMARKED), size_source(source, dim)
             old = [sizes and sizes[dim] for sizes in past]
+            if fixed:
+                self._stays(place, value, old, why)
+                continue
             if mark.kind == "static" or history.is_fixed((source, dim), value):
-                self._stays(size_source(source, dim), value, old, "it is marked static" if mark.kind else None)
+                self._stays(place, value, old, "it is marked static" if mark.kind else None)
                 continue
             if mark is _UNMARKED and not self._changes(value, old):
                 continue
@@ -294,14 +294,14 @@ class Symbols:
             if mark.kind == "unbacked":
                 key = (source, dim) if mark.shape_id is None else (_UNMARKED, mark.shape_id, value, bounds)
             called = f"{name}_size{dim}"
-            size = self._symbol((source, dim), size_source(source, dim), value, key, called, bounds, marked)
+            size = self._symbol((source, dim), place, value, key, called, bounds, marked)
             if isinstance(size, torch.SymInt):
                 symbolic[dim] = size
                 if mark.kind == "unbacked":
                     self.trace.shapes.mark_unbacked(size)
             else:
                 outside = f"it is outside of the bounds that were marked, {mark.lo} to {mark.hi}"
-                self.fixed_because.append((size_source(source, dim), value, _SPECIAL if value < 2 else outside))
+                self.fixed_because.append((place, value, _SPECIAL if value < 2 else outside))
         return symbolic
 
     def strides_of(self, source: Source, tensor: torch.Tensor, name: str) -> dict[int, Any]:

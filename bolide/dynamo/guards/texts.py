@@ -524,10 +524,9 @@ def first_failure(
     except Exception as error:
         assert error.__traceback__ is not None and error.__traceback__.tb_next is not None
         index = error.__traceback__.tb_next.tb_lineno - 2
-    return None if index is None else _failure(guards[index], signature, args, kwargs)
-
-
-def _failure(guard: Guard, signature: Signature, args: Sequence[object], kwargs: Mapping[str, object]) -> Failure:
+    if index is None:
+        return None
+    guard = guards[index]
     actual = _actual(guard, signature, args, kwargs)
     if isinstance(actual, TensorGuard):
         return Failure(guard, text(Guard(guard.source, "tensor", actual)), actual)

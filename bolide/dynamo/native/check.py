@@ -125,7 +125,8 @@ class Check:
             self.install(self.readable)
             return
         now = self._record(known, values)
-        gone = self._forget_dead()
+        gone = [record for record in self.records if record.is_gone()]
+        self.records = [record for record in self.records if not record.is_gone()]
         before = next((record for record in self.records if record.roots == now.roots), None)
         fresh = {source for record in gone for source in now.roots if source in record.roots}
         self.deaths += len(gone)
@@ -148,12 +149,6 @@ class Check:
         self.records = [now, *(record for record in self.records if record.roots != now.roots)][:MOST_PROGRAMS]
         programs = [record.program for record in self.records]
         self.install(native.make_check(known, len(self.names), programs, self.slow))
-
-    def _forget_dead(self) -> list[pins.Record]:
-        """Drop the records whose objects are gone, and answer them."""
-        gone = [record for record in self.records if record.is_gone()]
-        self.records = [record for record in self.records if not record.is_gone()]
-        return gone
 
     def _record(self, known: Layout, values: Sequence[object]) -> pins.Record:
         return pins.record(

@@ -31,6 +31,12 @@ class Loose(Exception):
     """This value or guard does not come down to words of memory."""
 
 
+def require(fact: bool) -> None:
+    """Raises Loose where something is not so."""
+    if not fact:
+        raise Loose
+
+
 @dataclass
 class Habits:
     """What was seen to change from call to call while the guards held: `dicts` whose other items change, `values` that
@@ -101,8 +107,7 @@ class Notes:
         version = places.class_version(cls, self.layout.class_version)
         address = id(cls) + self.layout.class_version
         aligned, shift = address & ~7, (address & 7) * 8
-        if not version:
-            raise Loose
+        require(version != 0)
         self.own(cls)
         self.note(aligned, version << shift, 0xFFFFFFFF << shift)
         self.classes[cls] = version
@@ -174,8 +179,7 @@ class Notes:
         """The value under a key, which stays; raises Loose when there is none."""
         if not self.busy(table, source):
             self.note_dict(table, source)
-            if not dict.__contains__(table, key):
-                raise Loose
+            require(dict.__contains__(table, key))
             return dict.__getitem__(table, key)
         actual = next((k for k in dict.keys(table) if type(k) is str and k == key), None)
         if actual is None or of_value in self.habits.values:
@@ -206,8 +210,7 @@ class Notes:
 
     def note_absent(self, table: dict[Any, Any], key: Any, source: Source) -> None:
         """A key is not in a dict, and does not get in."""
-        if dict.__contains__(table, key):
-            raise Loose
+        require(not dict.__contains__(table, key))
         if not self.busy(table, source):
             self.note_dict(table, source)
         elif type(key) is str:
@@ -226,8 +229,7 @@ class Notes:
         values = word(id(table) + places.DICT_VALUES)
         self.note(keys + places.KEYS_COUNT, count)
         present = {id(k): k for k in dict.keys(table)}
-        if not all(type(k) is str for k in present.values()):
-            raise Loose
+        require(all(type(k) is str for k in present.values()))
         self.note(id(table) + places.SIZE, len(table))
         for index in range(count):
             at = first + index * step

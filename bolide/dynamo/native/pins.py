@@ -31,7 +31,7 @@ from bolide.dynamo.native import instructions as ops
 from bolide.dynamo.native import layout as places
 from bolide.dynamo.native import native
 from bolide.dynamo.native.layout import KIND_MASK, Layout, word
-from bolide.dynamo.native.notes import ALL, Habits, Loose, Notes, is_immutable
+from bolide.dynamo.native.notes import ALL, Habits, Loose, Notes, is_immutable, require
 from bolide.dynamo.program.captured import GlobalState, Guard, Source, TensorGuard
 from bolide.dynamo.program.kinds import MISSING, Watch, class_attribute, name_in_texts, same_constant, steering
 from bolide.dynamo.state import state
@@ -101,11 +101,9 @@ class Recorder(Notes):
         return value
 
     def _follow(self, source: Source) -> Any:
-        if source in self.habits.values:
-            raise Loose
+        require(source not in self.habits.values)
         if source in self.slots:
-            if self.slots[source] in self.late:
-                raise Loose
+            require(self.slots[source] not in self.late)
             value = self.slot_values[self.slots[source]]
             self.head += (ops.IS, self.slots[source], id(value))
             self.roots[source] = id(value)
@@ -136,8 +134,7 @@ class Recorder(Notes):
             case "attr":
                 return self._attribute(base, source)
             case "dict_value" | "item" if isinstance(base, dict):
-                if source.kind == "item" and type(base) is not dict:
-                    raise Loose
+                require(source.kind == "dict_value" or type(base) is dict)
                 return self.note_item(base, source.key, source.base, source)
             case "item":
                 return self._item(base, source)
@@ -161,8 +158,7 @@ class Recorder(Notes):
 
     def _is_subclass(self, cls: type, wanted: Any) -> bool:
         for other in wanted if type(wanted) is tuple else (wanted,):
-            if class_attribute(type(other), "__subclasscheck__") is not vars(type)["__subclasscheck__"]:
-                raise Loose
+            require(class_attribute(type(other), "__subclasscheck__") is vars(type)["__subclasscheck__"])
         self.note_bases(cls)
         return issubclass(cls, wanted)
 
@@ -174,8 +170,7 @@ class Recorder(Notes):
         return value
 
     def _item(self, base: Any, source: Source) -> Any:
-        if type(base) not in (list, tuple) or type(source.key) is not int or not 0 <= source.key < len(base):
-            raise Loose
+        require(type(base) in (list, tuple) and type(source.key) is int and 0 <= source.key < len(base))
         self.note_class(base)
         self.note(id(base) + places.SIZE, len(base))
         first = id(base) + places.TUPLE_ITEMS
@@ -211,8 +206,7 @@ class Recorder(Notes):
             offset = places.METHOD_SELF if name == "__self__" else places.METHOD_FUNCTION
             self.note(id(base) + offset, id(value))
             return value
-        if _own_reading(cls):
-            raise Loose
+        require(not _own_reading(cls))
         if name == "__dict__":
             return self.namespace(base)
         self.note_class(base)
@@ -221,13 +215,11 @@ class Recorder(Notes):
         kind = type(shared)
         if kind is types.MemberDescriptorType:
             return self._slot_value(base, shared)
-        if shared is not MISSING and (hasattr(kind, "__set__") or hasattr(kind, "__delete__")):
-            raise Loose
+        require(shared is MISSING or not (hasattr(kind, "__set__") or hasattr(kind, "__delete__")))
         namespace = self.namespace(base)
         if dict.__contains__(namespace, name):
             return self.note_item(namespace, name, source.base, source)
-        if shared is MISSING or hasattr(kind, "__get__"):
-            raise Loose
+        require(shared is not MISSING and not hasattr(kind, "__get__"))
         self.note_absent(namespace, name, source.base)
         return shared
 
@@ -242,13 +234,11 @@ class Recorder(Notes):
     def _cell_contents(self, cell: types.CellType, source: Source) -> Any:
         address = id(cell) + places.CELL_CONTENTS
         expected = word(address)
-        if not expected:
-            raise Loose
+        require(expected != 0)
         self.note(address, expected)
         self.items[source] = expected
         value = cell.cell_contents
-        if id(value) != expected:
-            raise Loose
+        require(id(value) == expected)
         return value
 
     def _function_field(self, function: types.FunctionType, name: str) -> Any:
@@ -257,8 +247,7 @@ class Recorder(Notes):
         address = id(function) + self.layout.function_fields[name]
         expected, value = word(address), getattr(function, name)
         self.note(address, expected)
-        if expected != (0 if value is None else id(value)):
-            raise Loose
+        require(expected == (0 if value is None else id(value)))
         return value
 
     def _slot_value(self, base: object, slot: types.MemberDescriptorType) -> Any:
@@ -272,8 +261,7 @@ class Recorder(Notes):
         expected = word(address)
         self.note(address, expected)
         value = slot.__get__(base) if expected else MISSING
-        if id(value) != expected:
-            raise Loose
+        require(id(value) == expected)
         return value
 
     def _class_attribute(self, cls: type, name: str) -> Any:
@@ -284,14 +272,12 @@ class Recorder(Notes):
         if meta is not type:
             self.note_class(cls)
             self.note_lookup(meta, "__getattribute__", name)
-            if meta.__getattribute__ is not type.__getattribute__ or class_attribute(meta, name) is not MISSING:
-                raise Loose
+            require(meta.__getattribute__ is type.__getattribute__ and class_attribute(meta, name) is MISSING)
         self.note_lookup(cls, name)
         value = class_attribute(cls, name)
         if type(value) is staticmethod:
             return value.__func__
-        if value is MISSING or (hasattr(type(value), "__get__") and type(value) is not types.FunctionType):
-            raise Loose
+        require(value is not MISSING and (type(value) is types.FunctionType or not hasattr(type(value), "__get__")))
         return value
 
     # ---- values that are passed -------------------------------------------------------------------------------------
@@ -363,8 +349,7 @@ class Recorder(Notes):
             self._check_sizes(guard.source, expected)
             return True
         if guard.kind == "equals":
-            if not same_constant(value, expected):
-                raise Loose
+            require(same_constant(value, expected))
             if value is None or value is True or value is False or kind in (torch.dtype, torch.layout):
                 code += (ops.IS, slot, self.own(value))
             elif kind in PLAIN_EQUALITY and not (kind is float and (value == 0.0 or math.isnan(value))):
@@ -397,8 +382,7 @@ class Recorder(Notes):
             self._check_apart(guard.expected)
             return
         if guard.kind == "distinct":
-            if not guard_module.distinct([self.value(source) for source in guard.expected]):
-                raise Loose
+            require(guard_module.distinct([self.value(source) for source in guard.expected]))
             return
         source, expected = guard.source, guard.expected
         if source is None:
@@ -414,8 +398,7 @@ class Recorder(Notes):
         if source in self.slots and self._check_passed(guard):
             return
         if guard.kind == "same":
-            if self.value(source) is not self.value(expected):
-                raise Loose
+            require(self.value(source) is self.value(expected))
             return
         value = self.value(source)
         match guard.kind:
@@ -439,16 +422,13 @@ class Recorder(Notes):
                 if isinstance(value, collections.OrderedDict) and len(value) > 1:
                     raise Loose  # its order is kept elsewhere
                 self.note_all_keys(value, self._namespace_source(source))
-                if not same_constant(list(dict.keys(value)), expected):
-                    raise Loose
+                require(same_constant(list(dict.keys(value)), expected))
             case "has_attr" if not expected[1]:
                 self._check_no_attribute(value, expected[0], source)
             case "class_attr" if isinstance(value, type):
-                if expected.after is not None and value in self.habits.classes:
-                    raise Loose
+                require(expected.after is None or value not in self.habits.classes)
                 self.note_lookup(value, expected.name)
-                if steering(value, expected.name, expected.after) is not expected.value:
-                    raise Loose
+                require(steering(value, expected.name, expected.after) is expected.value)
                 self.own(expected.value)
             case "tensor" if isinstance(value, torch.Tensor):
                 self.tensors += (id(value), self._tensor_facts(value, expected))
@@ -458,16 +438,14 @@ class Recorder(Notes):
 
     def _check_apart(self, sources: Sequence[Source]) -> None:
         """No two of these tensors, each of which has a guard of its own, share memory."""
-        if not self.checked.issuperset(sources) or len(sources) > MOST_APART:
-            raise Loose
+        require(self.checked.issuperset(sources) and len(sources) <= MOST_APART)
         operands: list[int] = []
         tensors = []
         for source in sources:
             slot, tensor = self._checked_tensor(source)
             tensors.append(tensor)
             operands += (slot, id(tensor))
-        if not guard_module.disjoint(tensors):
-            raise Loose
+        require(guard_module.disjoint(tensors))
         self.tail += (ops.APART, 1 << (2 * len(sources)).bit_length(), len(sources), *operands)
 
     def _checked_tensor(self, source: Source) -> tuple[int, torch.Tensor]:
@@ -482,16 +460,14 @@ class Recorder(Notes):
         assert source is not None
         slot, tensor = self._checked_tensor(source)
         kept = tensor.clone()
-        if not tensor.is_contiguous() or guard_module.numbers(kept) != expected:
-            raise Loose
+        require(tensor.is_contiguous() and guard_module.numbers(kept) == expected)
         self.own(kept)
         width = tensor.element_size()
         self.tail += (ops.DATA, slot, id(tensor), width, kept.data_ptr(), width * tensor.numel())
 
     def _check_name(self, cls: type, expected: object) -> None:
         """The module and the qualified name of a class."""
-        if name_in_texts(cls) != expected:
-            raise Loose
+        require(name_in_texts(cls) == expected)
         self.note(id(cls) + self.layout.qualified_name, self.own(cls.__qualname__))
         self.note_lookup(cls, "__module__")
 
@@ -499,8 +475,7 @@ class Recorder(Notes):
         """A slot for the gradient of a tensor: it is a new tensor after each backward."""
         assert source.base is not None
         owner = self.value(source.base)
-        if type(owner) not in guard_module.TENSOR_TYPES:
-            raise Loose
+        require(type(owner) in guard_module.TENSOR_TYPES)
         self.note_class(owner)
         slot = self._new_slot(source, owner.grad)
         self.late.add(slot)
@@ -513,8 +488,7 @@ class Recorder(Notes):
         return source.base if named and source.base is not None else source
 
     def _check_constant(self, value: object, expected: object) -> None:
-        if not same_constant(value, expected):
-            raise Loose
+        require(same_constant(value, expected))
         if is_immutable(value):
             self.own(value)
             return
@@ -536,15 +510,12 @@ class Recorder(Notes):
 
     def _check_no_attribute(self, value: Any, name: str, source: Source) -> None:
         cls = type(value)
-        if _own_reading(cls):
-            raise Loose
+        require(not _own_reading(cls))
         self.note_class(value)
         self.note_lookup(cls, "__getattribute__", "__getattr__", name)
-        if class_attribute(cls, name) is not MISSING:
-            raise Loose
+        require(class_attribute(cls, name) is MISSING)
         hook = class_attribute(cls, "__getattr__")
-        if hook is not MISSING and hook is not _MODULE_GETATTR:
-            raise Loose
+        require(hook is MISSING or hook is _MODULE_GETATTR)
         self.note_absent(self.namespace(value), name, source)
         if hook is _MODULE_GETATTR:
             for holder in _MODULE_MEMBERS:
@@ -554,13 +525,11 @@ class Recorder(Notes):
     def _check_sizes(self, source: Source, expected: TensorGuard) -> None:
         """What is at a source is a tensor, by its facts; those of symbolic sizes are loose."""
         self.checked.add(source)
-        if not all(isinstance(size, int) for size in (*expected.shape, *expected.stride)):
-            raise Loose
+        require(all(isinstance(size, int) for size in (*expected.shape, *expected.stride)))
 
     def _tensor_facts(self, tensor: torch.Tensor, expected: TensorGuard) -> int:
         """The address of what makes a tensor fit, but for symbolic sizes."""
-        if not guard_module.tensor_fits(tensor, expected):
-            raise Loose
+        require(guard_module.tensor_fits(tensor, expected))
         known = self.facts.get(expected)
         if known is not None:
             return known

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -108,7 +109,7 @@ def _prove(layout: Layout, readable: Readable) -> None:
 
     def compare(what: str, check: native.Form, given: Sequence[Any]) -> None:
         expected, answer = in_python(*given), check(*given)
-        if answer is not None and (expected is None or not all(map(_is, answer, expected))):
+        if answer is not None and (expected is None or not all(map(operator.is_, answer, expected))):
             raise Unproved(f"it takes {what} for what it is not")
         if given is values and answer is not None:
             known.append(answer)
@@ -127,10 +128,6 @@ def _prove(layout: Layout, readable: Readable) -> None:
         compare("the same objects", recorded(habits), values)
     if len(known) < 4:
         raise Unproved("it does not know the same objects again")
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
 
 
 def _guards(values: Sequence[Any]) -> tuple[list[Guard], list[Source]]:
@@ -169,6 +166,8 @@ def _others(values: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
     """Calls with other values."""
     yield "equal objects", _values()
     one = values[0]
+    with torch.inference_mode():
+        inference = torch.ones(2, 3)
     tensors = {
         "another type": one.double(),
         "another size": torch.ones(3, 3),
@@ -181,7 +180,7 @@ def _others(values: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
         "a parameter": torch.nn.Parameter(one.clone(), requires_grad=False),
         "a negated view": torch.zeros(2, 3, dtype=torch.complex64).conj().imag,
         "a sparse tensor": one.to_sparse(),
-        "an inference tensor": _inference(),
+        "an inference tensor": inference,
         "None": None,
     }
     for name, tensor in tensors.items():
@@ -198,11 +197,6 @@ def _others(values: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
     for place, given in others.items():
         for other in given:
             yield f"{other!r}", [*values[:place], other, *values[place + 1 :]]
-
-
-def _inference() -> torch.Tensor:
-    with torch.inference_mode():
-        return torch.ones(2, 3)
 
 
 def _changes(values: Sequence[object]) -> Iterator[tuple[str, AbstractContextManager[Any]]]:

@@ -52,14 +52,25 @@ def make_instance(cls: Any, attributes: dict[str, object] | None, items: Any) ->
         instance: Any = frozenset.__new__(cls, items)
     else:
         instance = tuple_of(cls, items) if issubclass(cls, tuple) else bare_instance(cls)
-    if items is not None:
-        _fill(instance, items)
+    _complete(instance, attributes, items)
+    return instance
+
+
+def fill_instance(empty: object, full: object) -> None:
+    """Give an instance without state that of another one of its class."""
+    _complete(empty, None if own_namespace(full) is full else state_of(full), full)
+
+
+def _complete(instance: object, attributes: dict[str, object] | None, items: object) -> None:
+    """Give an instance its state: see `make_instance`."""
+    base = next((base for base in _FILLED_BY if isinstance(instance, base)), None)
+    if items is not None and base is not None:
+        _FILLED_BY[base](instance, items)
     if attributes is None:
         object.__setattr__(instance, "__dict__", instance)
-        return instance
+        return
     for name, value in attributes.items():
         _restore(instance, name, value)
-    return instance
 
 
 def _restore(instance: object, name: str, value: object) -> None:
@@ -69,12 +80,6 @@ def _restore(instance: object, name: str, value: object) -> None:
         descriptor.__set__(instance, value)
     else:
         own_namespace(instance)[name] = value
-
-
-def _fill(empty: object, items: object) -> None:
-    base = next((base for base in _FILLED_BY if isinstance(empty, base)), None)
-    if base is not None:
-        _FILLED_BY[base](empty, items)
 
 
 def _fill_ordered(empty: collections.OrderedDict[object, object], items: dict[object, object]) -> None:
@@ -122,16 +127,6 @@ def make_exception(cls: type, args: tuple[Any, ...], attributes: dict[str, Any],
     exception.__dict__.update(attributes)
     exception.__cause__, exception.__context__, exception.__suppress_context__, exception.__traceback__ = links
     return exception
-
-
-def fill_instance(empty: object, full: object) -> None:
-    """Give an instance without state that of another one of its class."""
-    _fill(empty, full)
-    if own_namespace(full) is full:
-        object.__setattr__(empty, "__dict__", empty)
-        return
-    for name, value in state_of(full).items():
-        _restore(empty, name, value)
 
 
 def refill(target: Any, items: Any) -> None:
