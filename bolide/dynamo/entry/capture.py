@@ -174,14 +174,13 @@ def _unless_unsupported(
     try:
         with notices.kept(attempt.machine):
             return attempt.run(stop, ending)
-    except Unsupported as error:
+    except BaseException as error:
         _release(attempt.world, attempt.machine, attempt.rebuilder)
+        if not isinstance(error, Unsupported):
+            raise
         if stop is not None:
             attempt.machine.forget()
         return error
-    except BaseException:
-        _release(attempt.world, attempt.machine, attempt.rebuilder)
-        raise
 
 
 def _release(world: World, machine: Machine, rebuilder: Rebuilder | None) -> None:
@@ -437,20 +436,19 @@ def _start_call(fn: object, args: tuple[object, ...], kwargs: dict[str, object],
     machine.call(machine.frames[0], fn, values, keywords)
 
 
-def _start_frames(shape: Shape, reals: tuple[Any, ...], machine: Machine) -> None:
+def _start_frames(shape: Shape, given: tuple[Any, ...], machine: Machine) -> None:
     """The frames of an interrupted program. Cells and what is on the value stacks is there from the start, a variable
     is looked at when it is read."""
     world = machine.world
     world.lifetimes.resumed = True
     values, texts = [], []
-    for real, name, local, building in zip(
-        reals, shape.names(), is_local(shape), is_building(shape, reals), strict=True
-    ):
+    facts = zip(given, shape.names(), is_local(shape), is_building(shape, given), strict=True)
+    for value, name, local, building in facts:
         source = Source("local", None, name)
         wrap = world.lifetimes.later if local else world.containers.building if building else world.wrap
-        if type(real) is str and not local:
-            texts.append((real, source))
-        values.append(wrap(real, source))
+        if type(value) is str and not local:
+            texts.append((value, source))
+        values.append(wrap(value, source))
     machine.progress.started = True
     machine.frames += unflatten(shape, values)
     for text, source in texts:
@@ -497,18 +495,18 @@ def _arguments(
     return values, keywords
 
 
-def _argument(world: World, code: types.CodeType, real: Any, source: Source) -> Any:
+def _argument(world: World, code: types.CodeType, arg: Any, source: Source) -> Any:
     """The value of an argument. A container whose length changes is looked at where it is read: there is the break. So
     is a tensor of which nothing can be captured (sparse, quantised, nested)."""
     plain = source.kind == "local" and source.key not in code.co_cellvars and not code.co_flags & _SUSPENDS
-    if plain and type(real) in (list, tuple, range) and world.symbols.is_one_of_many(source, len(real)):
-        return world.lifetimes.later(real, source)
+    if plain and type(arg) in (list, tuple, range) and world.symbols.is_one_of_many(source, len(arg)):
+        return world.lifetimes.later(arg, source)
     try:
-        return world.wrap(real, source)
+        return world.wrap(arg, source)
     except Unsupported as error:
-        if not plain or error.kind != "input" or not isinstance(real, torch.Tensor):
+        if not plain or error.kind != "input" or not isinstance(arg, torch.Tensor):
             raise
-    return Deferred(real, source)
+    return Deferred(arg, source)
 
 
 def _guard_defaults(

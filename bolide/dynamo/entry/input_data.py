@@ -50,9 +50,9 @@ def data_of(vm: Machine, breaks: bool, place: int) -> Data | None:
 
 def guard_offset(world: World, place: int) -> None:
     """Guard where an input lies in its storage."""
-    real, source = world.inputs.given(place)
+    tensor, source = world.inputs.given(place)
     if not source.is_drawn:
-        world.guards.add(Source("apply", source, (), storage_offset), "equals", storage_offset(real))
+        world.guards.add(Source("apply", source, (), storage_offset), "equals", storage_offset(tensor))
 
 
 # ---- questions -------------------------------------------------------------------------------------------------------

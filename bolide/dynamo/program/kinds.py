@@ -214,8 +214,8 @@ def contents_of(cell: types.CellType) -> Any:
 
 
 VIEWS: dict[type, Callable[[Any], object]] = {
-    type(getattr(made, name)()): getattr(type(made), name)
-    for made in ({}, collections.OrderedDict())  # type: ignore[var-annotated]
+    type(getattr(table, name)()): getattr(type(table), name)
+    for table in ({}, collections.OrderedDict())  # type: ignore[var-annotated]
     for name in ("keys", "values", "items")
 }
 """The method that makes a view of a dict, by the view's class."""

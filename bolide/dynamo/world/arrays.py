@@ -163,20 +163,20 @@ class TracedScalar(TracedArray):
     """Stands for an instance of `numpy.generic`: one of the subclasses in `SCALARS`. `number`: the symbol, or float of
     the graph, that it was made of, None if it is an array's item or result."""
 
-    __slots__ = ("made", "number")
+    __slots__ = ("cached", "number")
     kind: type[Any]
 
     def __init__(self, array: Any, number: Any = None) -> None:
-        self.made, self.number, self.writeable = array, number, True
+        self.cached, self.number, self.writeable = array, number, True
 
     @property
     def array(self) -> Any:  # type: ignore[override]
-        if self.made is None:
+        if self.cached is None:
             dtype = into(self.kind).torch_dtype
             known = type(self.number) is TracedFloat
             tensor = self.number.tensor.to(dtype) if known else torch.full((), self.number, dtype=dtype)
-            self.made = layer().ndarray(tensor)
-        return self.made
+            self.cached = layer().ndarray(tensor)
+        return self.cached
 
     def __copy__(self) -> object:
         return self
@@ -324,8 +324,6 @@ def _answer(name: str, function: Any, args: Any, kwargs: Any, like: Any, given: 
     try:
         result = out_of(function(*into(args), **into(kwargs)), given)
         return arranged(like, result, KIND, chosen_defaults(), given)
-    except NotImplementedError as error:
-        raise refused(name) from error
     except (TypeError, ValueError, RuntimeError, LookupError) as error:  # NumPy raises its own, if it does
         raise refused(name) from error
 

@@ -23,8 +23,8 @@ _MADE_BY_VIEWS: tuple[Any, ...] = ({}.values(), {}.items())
 _MADE_BY_REVERSED: tuple[Any, ...] = ([], {}, *_MADE_BY_VIEWS)
 #: Iterators whose `__reduce__` says all of their state, and which run no code of the program.
 REDUCIBLE: frozenset[type] = frozenset(
-    [type(iter(made)) for made in (*_MADE_BY_ITER, *_MADE_BY_VIEWS)]
-    + [type(reversed(made)) for made in _MADE_BY_REVERSED]
+    [type(iter(example)) for example in (*_MADE_BY_ITER, *_MADE_BY_VIEWS)]
+    + [type(reversed(example)) for example in _MADE_BY_REVERSED]
     + [enumerate, zip, reversed, itertools.count, itertools.cycle, itertools.repeat, itertools.islice]
     + [itertools.chain, itertools.product, itertools.permutations, itertools.combinations]
     + [itertools.combinations_with_replacement, itertools.zip_longest, itertools.compress]
