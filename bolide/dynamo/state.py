@@ -10,19 +10,15 @@ from typing import Any
 
 
 class ThreadState(threading.local):
-    """`stage`: ``capture`` or ``backend`` while compiling; `disabled`: how many `disable` regions are entered;
-    `entering`: the dispatcher that has just compiled an entry and is calling it; `stance`, `backend`: see
-    `switches.set_stance`; `break_is_error`: see `switches.error_on_graph_break`; `exporting`: whether the capture is
-    one of `export`.
-    """
+    """What one thread is doing."""
 
-    stage: str | None = None
-    disabled: int = 0
-    entering: object = None
-    stance: str = "default"
-    backend: Any = None
-    break_is_error: bool = False
-    exporting: bool = False
+    stage: str | None = None  # "capture" or "backend" while compiling
+    disabled: int = 0  # how many `disable` regions are entered
+    entering: object = None  # the dispatcher that has just compiled an entry and is calling it
+    stance: str = "default"  # see `switches.set_stance`
+    backend: Any = None  # likewise
+    break_is_error: bool = False  # see `switches.error_on_graph_break`
+    exporting: bool = False  # whether the capture is one of `export`
 
 
 state = ThreadState()

@@ -28,17 +28,17 @@ from bolide.symbolic import Expr
 from bolide.tracing.modes import AUTOCAST_DEVICES
 
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-_OF_CLASSES = "module annotations annotate_func annotations_cache firstlineno static_attributes dict weakref parameters"
-_PLAIN_PARTS = frozenset(vars(object)) - {
-    "__getattribute__",
-    "__setattr__",
-    "__delattr__",
-    "__class__",
-    "__eq__",
-    "__hash__",
-} | {
-    f"__{name}__" for name in [*_OF_CLASSES.split(), "deepcopy", "torch_function", "torch_dispatch"]
-}  # what a class may have of its own that no operation asks for
+
+
+def _dunders(text: str) -> set[str]:
+    return {f"__{name}__" for name in text.split()}
+
+
+#: What a class may have of its own that no operation asks for.
+_PLAIN_PARTS = vars(object).keys() - _dunders("getattribute setattr delattr class eq hash") | _dunders(
+    "module annotations annotate_func annotations_cache firstlineno static_attributes dict weakref parameters deepcopy "
+    "torch_function torch_dispatch"
+)
 _NO_OVERRIDES = (torch._C._disabled_torch_function_impl, torch._C._disabled_torch_dispatch_impl)
 
 

@@ -51,20 +51,15 @@ class Mismatch(Exception):
 
 @dataclass(frozen=True)
 class Layout:
-    """What had to be found. Offsets in bytes: of a class `class_version` (32 bits; no two states of any two classes
-    share one) and its `qualified_name`, of a function its `function_fields`, of a dict's shared values
-    `first_value`, of a Tensor object `impl`, of its TensorImpl the rest, and of its autograd metadata
-    `requires_grad` (a byte) and `grad_fn` (a word). `instance_versions`: dicts of instances that share their
-    keys have versions, too.
-    """
+    """What had to be found; offsets are in bytes."""
 
-    class_version: int
+    class_version: int  # of a class: 32 bits; no two states of any two classes share one
     bases: int
     qualified_name: int
     function_fields: dict[str, int] = field(hash=False)
-    first_value: int
-    instance_versions: bool
-    impl: int
+    first_value: int  # of a dict's shared values
+    instance_versions: bool  # whether dicts of instances that share their keys have versions, too
+    impl: int  # of a Tensor object; the next ones are of its TensorImpl
     metadata: int
     storage: int
     storage_data: int  # of a StorageImpl: the address of the memory
@@ -74,8 +69,8 @@ class Layout:
     storage_offset: int
     kind: int  # five bytes: dtype, device type, device index
     keys: int
-    requires_grad: int
-    grad_fn: int
+    requires_grad: int  # of autograd's metadata of a tensor: a byte
+    grad_fn: int  # likewise: a word
     flags: int  # of autograd's state of a thread
     flags_mask: int  # grad mode and inference mode
     plain_keys: int  # the bits of `keys` that do not depend on inference mode

@@ -45,18 +45,14 @@ _MODULE_MEMBERS = ("_parameters", "_buffers", "_modules")
 
 @dataclass
 class Record:
-    """What a recording found. `roots`: the passed values that have to be the same objects; `watched`: references to
-    those that can be watched. `dicts` and `values`: what was
-    relied on, to see at the next recording what has changed: by source, (object's id, version or item's id); `classes`:
-    their versions.
-    """
+    """What a recording found. The last three, which were relied on, tell at the next one what has changed."""
 
     program: native.Program
-    roots: dict[Source, int]
-    watched: list[Watch]
-    dicts: dict[Source, tuple[int, int]]
-    values: dict[Source, int]
-    classes: dict[type, int]
+    roots: dict[Source, int]  # the passed values that have to be the same objects
+    watched: list[Watch]  # references to those that can be watched
+    dicts: dict[Source, tuple[int, int]]  # (id, version)
+    values: dict[Source, int]  # ids
+    classes: dict[type, int]  # versions
 
     def is_gone(self) -> bool:
         """Whether one of the roots is no more (or cannot be watched: then the next recording replaces this one)."""

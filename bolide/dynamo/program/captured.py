@@ -17,41 +17,32 @@ from bolide.symbolic import Expr
 from bolide.tracing import Trace, TracedTensor, UserFrame
 
 SourceKind = Literal[
-    "local",
-    "global",
-    "closure",
-    "attr",
-    "item",
-    "type",
-    "dict_value",
-    "object",
-    "apply",
-    "member",
-    "namespace",
-    "drawn",
+    "local",  # key: parameter name
+    "global",  # key: (module dict id, name); `obj` holds the dict
+    "closure",  # key: free variable name; `obj` holds the cell
+    "object",  # a live Python object held by `obj`, e.g. an imported module
+    "attr",  # key: name
+    "item",  # key: a constant
+    "type",  # type(base)
+    "dict_value",  # key: a constant; reads a dict bypassing any `__getitem__` of the user's
+    "apply",  # obj(base, *key): a function that changes nothing, and constants
+    "member",  # key: name; an item of an instance's `__dict__`, past any `__getattribute__` of its class
+    "namespace",  # that `__dict__` itself, in the same way
+    "drawn",  # key: which of `Captured.draws` makes it
 ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """A path from the compiled function's call to a value of the outside world.
-
-    Kinds: ``local`` (key: parameter name), ``global`` (key: (module dict id, name); `obj` holds the dict), ``closure``
-    (key: free variable name; `obj` holds the cell), ``object`` (a live Python object held by `obj`, e.g. an imported
-    module), ``attr`` (key: name), ``item`` (key: a constant), ``type`` (`type(base)`), ``dict_value`` (key: a
-    constant; reads a ``dict`` bypassing user-defined ``__getitem__``), ``apply`` (`obj(base, *key)`: a function that
-    changes nothing, and constants), ``member`` and ``namespace`` (key: name, None): an item of an instance's
-    ``__dict__`` and the ``__dict__`` itself, past any ``__getattribute__`` of its class, ``drawn`` (key: which of
-    `Captured.draws` makes it).
-    Two sources are equal when they are the same path: same kinds and keys, the same objects held.
+    """A path from the compiled function's call to a value of the outside world. Two sources are equal when they are the
+    same path: same kinds and keys, the same objects held.
     """
 
     kind: SourceKind
     base: Source | None
     key: Any
     obj: Any = field(default=None, repr=False)
-    is_drawn: bool = field(default=False, init=False, repr=False)
-    """Whether the value is, or is made of, what a random generator gives at each call."""
+    is_drawn: bool = field(default=False, init=False, repr=False)  # or made of what a random generator gives
     _hash: int = field(default=0, init=False, repr=False)
 
     def steps(self) -> Iterator[Source]:
@@ -228,36 +219,30 @@ def effect_of(function: Callable[..., object], *args: Recipe) -> Effect:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Why a segment ends before the program does: the operation that comes next is run in eager.
+    """Why a segment ends before the program does: the operation that comes next is run in eager."""
 
-    `kind` is a name in `support.kinds`; `stack` holds the user's frames, outermost first; `where` is the innermost one.
-    `seconds`: what interpreting up to this point for nothing took.
-    """
-
-    kind: str
+    kind: str  # a name in `support.kinds`
     reason: str
     operation: str | None
     where: UserFrame | None
     remedy: str | None
-    stack: tuple[UserFrame, ...]
-    seconds: float
+    stack: tuple[UserFrame, ...]  # the user's frames, outermost first; the innermost one is `where`
+    seconds: float  # that interpreting up to this point for nothing took
 
 
 @dataclass
 class Captured:
     """One captured segment. If it ends in a break, `shape` (a `segments.Shape`) says where, and `result` makes the
-    tuple of the values that are live there.
-    `inputs[i]` says where the real tensor for `trace.inputs[i]` is found at call time,
-    `sizes[i]` says the same of the integer for `trace.sizes[i]`."""
+    tuple of the values that are live there."""
 
     name: str
     trace: Trace
-    inputs: list[Source]
+    inputs: list[Source]  # where the real tensor for each of `trace.inputs` is found at call time
     outputs: list[TracedTensor]
     guards: list[Guard]
     result: Recipe
     effects: list[Effect]
-    sizes: list[Symbol] = field(default_factory=list)
+    sizes: list[Symbol] = field(default_factory=list)  # the same of the integer for each of `trace.sizes`
     shape: Any = None
     ending: Break | None = None
     release: Callable[[], None] = lambda: None  # to be called when the backend is done: lets go of the call's objects

@@ -24,34 +24,24 @@ _GENERATORS_HAVE_CALLERS = VERSION >= (3, 12)  # whether the frame of a generato
 
 @dataclass(slots=True, eq=False, repr=False)
 class Frame:
-    """One frame of the interpreted program.
-
-    `pc` is the index of the next instruction; `locals` are CPython's fast locals (variables, cells, free variables),
-    MISSING when unbound; `exceptions` are the handled exceptions (`PUSH_EXC_INFO`); `then` says what becomes of the
-    result (see `Machine.finish`): "push" onto the caller's stack, "drop", or "instance" (push `then_value` instead, as
-    after `__init__`). `generator` is set while the frame runs as the body of one. `namespace` is the local namespace of
-    a class body. `tick` is the number of its last instruction after which another frame was on top.
-
-    What refers to a frame keeps its variables alive, as in CPython: exceptions do, by their tracebacks. One that has
-    `ended` refers to the frame that it was called from, `back`. `snapshot` is what `locals()` has answered, where that
-    is the same dict each time.
-    """
+    """One frame of the interpreted program. What refers to a frame keeps its variables alive, as in CPython: exceptions
+    do, by their tracebacks."""
 
     code: Code
     globals: dict[str, Any]
-    locals: list[Any]
+    locals: list[Any]  # CPython's fast locals (variables, cells, free variables), MISSING when unbound
     function: Any = None
-    pc: int = 0
+    pc: int = 0  # the index of the next instruction
     stack: list[Any] = field(default_factory=list)
-    exceptions: list[BaseException] = field(default_factory=list)
-    generator: Generator | None = None
-    namespace: dict[str, Any] | None = None
-    then: str = "push"
-    then_value: Any = None
-    tick: int = 0
-    back: Frame | types.FrameType | None = None
+    exceptions: list[BaseException] = field(default_factory=list)  # those that are handled (`PUSH_EXC_INFO`)
+    generator: Generator | None = None  # set while the frame runs as the body of one
+    namespace: dict[str, Any] | None = None  # the local namespace of a class body
+    then: str = "push"  # what `Machine.finish` does with the result: "push" it for the caller, "drop", or "instance"
+    then_value: Any = None  # pushed instead with "instance", as after `__init__`
+    tick: int = 0  # the number of its last instruction after which another frame was on top
+    back: Frame | types.FrameType | None = None  # the one that it was called from, when it has ended
     ended: bool = False
-    snapshot: dict[str, Any] | None = None
+    snapshot: dict[str, Any] | None = None  # what `locals()` has answered, where that is the same dict each time
 
     def end(self, caller: Frame) -> None:
         """The frame has returned to `caller`, or raised there."""
