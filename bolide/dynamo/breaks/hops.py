@@ -247,19 +247,19 @@ def _expression(writer: _Writer, frame: Frame, arg: Any) -> None:
         raise _NoHop
     if not writer.first:
         writer.leave_if(f"not ({writer.are_scalars(*operands)})")
-    made = next(writer.fresh)
+    result = next(writer.fresh)
     value = _EXPRESSIONS[name].format(*operands, arg=writer.namespace.reference(arg, "arg"))
-    writer.guarded(f"{made} = {value}")
-    frame.stack[-count:] = [made]
+    writer.guarded(f"{result} = {value}")
+    frame.stack[-count:] = [result]
 
 
 @_instruction("BINARY_SUBSCR")
 def _binary_subscr(writer: _Writer, frame: Frame, arg: object) -> None:
     if not writer.first:
         raise _NoHop
-    made = next(writer.fresh)
-    writer.guarded(f"{made} = {frame.stack[-2]}[{frame.stack[-1]}]")
-    frame.stack[-2:] = [made]
+    result = next(writer.fresh)
+    writer.guarded(f"{result} = {frame.stack[-2]}[{frame.stack[-1]}]")
+    frame.stack[-2:] = [result]
 
 
 @_instruction("POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE")
@@ -294,16 +294,16 @@ def _for_iter(writer: _Writer, frame: Frame, arg: int) -> None:
     if not writer.first:
         natively = writer.namespace.reference(iterates_natively, "natively")
         writer.leave_if(f"not {natively}({iterator})")
-    made = next(writer.fresh)
+    item = next(writer.fresh)
     failed = f"except BaseException as error: {writer.leave(frame.pc, more=', error')}"
-    writer.lines += ["try:", f"    {made} = next({iterator})"]
+    writer.lines += ["try:", f"    {item} = next({iterator})"]
     if writer.following == arg:
-        gave = writer.leave(frame.pc, [*frame.stack, made])
+        gave = writer.leave(frame.pc, [*frame.stack, item])
         writer.lines += ["except StopIteration: pass", failed, f"else: {gave}"]
         frame.stack, frame.pc = before, arg
     else:
         writer.lines += [f"except StopIteration: {writer.leave(arg, before)}", failed]
-        frame.stack.append(made)
+        frame.stack.append(item)
 
 
 _CALLED = {"CALL": 2, "CALL_KW": 2, "CALL_FUNCTION": 1, "CALL_FUNCTION_KW": 1}
@@ -331,9 +331,9 @@ def _call(writer: _Writer, frame: Frame, arg: int) -> None:
         f"if type({function}) not in {direct} or {function} in {looking} or {makes}:",
         f"    {writer.leave(writer.at, more=', None, True')}",
     ]
-    made = next(writer.fresh)
-    writer.guarded(f"{made} = {function}({', '.join(words)})")
-    frame.stack[at:] = [made]
+    result = next(writer.fresh)
+    writer.guarded(f"{result} = {function}({', '.join(words)})")
+    frame.stack[at:] = [result]
 
 
 @_instruction("RETURN_VALUE")

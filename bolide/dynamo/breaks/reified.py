@@ -128,11 +128,11 @@ def record_of(value: Any) -> Generator:
 
 def make_generator(name: str) -> Any:
     """A generator whose state is still to be set."""
-    made: Any = _body(Generator(Frame(_NOTHING, {}, []), name))
-    made.__name__ = name.rpartition(".")[2]
-    made.__qualname__ = name
-    next(made)  # to where it waits to be resumed
-    return made
+    generator: Any = _body(Generator(Frame(_NOTHING, {}, []), name))
+    generator.__name__ = name.rpartition(".")[2]
+    generator.__qualname__ = name
+    next(generator)  # to where it waits to be resumed
+    return generator
 
 
 def set_state(generator: Any, shape: Shape | None, started: bool, values: tuple[Any, ...]) -> Any:
@@ -169,25 +169,25 @@ class Mirrored:
 
     __slots__ = ("before", "dropped", "handle", "real", "source")
 
-    def __init__(self, world: World, real: Any, source: Source, made: Generator) -> None:
-        self.real, self.source, self.handle = real, source, weakref.ref(made)
+    def __init__(self, world: World, real: Any, source: Source, generator: Generator) -> None:
+        self.real, self.source, self.handle = real, source, weakref.ref(generator)
         self.before: tuple[Any, ...] | None = None
         self.dropped: Generator | None = None
-        made.source, made.abandon = source, functools.partial(self._drop, world)
+        generator.source, generator.abandon = source, functools.partial(self._drop, world)
 
-    def _drop(self, world: World, made: Generator) -> None:
+    def _drop(self, world: World, generator: Generator) -> None:
         """Something of the outside world may hold the real one; where that decides what is run, it is a break. What the
         outermost frame holds at its end goes with the entry's variables."""
-        self.dropped = made
-        if made.cleans_up() and not world.program.has_ended():
+        self.dropped = generator
+        if generator.cleans_up() and not world.program.has_ended():
             world.program.lose(dropped_generator(world.guards.where()))
 
     def forget(self) -> None:
         """The capture is over."""
-        self.made.abandon = None
+        self.stand_in.abandon = None
 
     @property
-    def made(self) -> Generator:
+    def stand_in(self) -> Generator:
         """What stands for the real one."""
         generator = self.dropped or self.handle()
         assert generator is not None
@@ -202,7 +202,7 @@ def unfinished_variables(world: World) -> list[Generator]:
         each for each in world.lifetimes.generators.values() if each.source.base is None and each.dropped is None
     ]
     generators = [each.handle() for each in mirrored]
-    return [made for made in generators if made is not None and made.cleans_up()]
+    return [generator for generator in generators if generator is not None and generator.cleans_up()]
 
 
 def wrap_generator(world: World, real: Any, source: Source) -> Any:
@@ -211,40 +211,40 @@ def wrap_generator(world: World, real: Any, source: Source) -> Any:
     if known is not None:
         if known.source is not source:
             world.guards.add(source, "same", known.source)
-        return known.made
+        return known.stand_in
     world.guards.add(source, "type", types.GeneratorType)
     if not is_reified(real) or real.gi_frame is None:
         return _wrap_foreign(world, real, source)
     record = record_of(real)
-    made = Generator(Frame(_NOTHING, {}, []), record.name, record.kind)
-    mirrored = world.lifetimes.generators[id(real)] = Mirrored(world, real, source, made)
+    generator = Generator(Frame(_NOTHING, {}, []), record.name, record.kind)
+    mirrored = world.lifetimes.generators[id(real)] = Mirrored(world, real, source, generator)
     if record.running:
-        made.started = made.running = True
-        return made
+        generator.started = generator.running = True
+        return generator
     shape, started = state_of(real)
     world.guards.add(Source("apply", source, (), state_of), "equals", (shape, started))
-    made.started, made.done = started, shape is None
+    generator.started, generator.done = started, shape is None
     if shape is not None:
         values = []
         _, reals = flatten([record.frame])
         for index, (value, local) in enumerate(zip(reals, is_local(shape), strict=True)):
             where = Source("apply", source, (index,), value_of)
             values.append(world.lifetimes.later(value, where) if local else world.wrap(value, where))
-        (made.frame,) = unflatten(shape, values)
-    mirrored.before = _position(made.frame)
-    return made
+        (generator.frame,) = unflatten(shape, values)
+    mirrored.before = _position(generator.frame)
+    return generator
 
 
 def _wrap_foreign(world: World, real: Any, source: Source) -> Generator:
     """What stands for a generator whose body CPython runs: the program can see that it is dropped."""
     state = inspect.getgeneratorstate(real)
     world.guards.add(Source("apply", source, (), inspect.getgeneratorstate), "equals", state)
-    made = Generator(Frame(decode(real.gi_code), {}, []), real.__qualname__)
-    made.foreign, made.done = True, state == inspect.GEN_CLOSED
-    made.running, made.started = state == inspect.GEN_RUNNING, state != inspect.GEN_CREATED
-    mirrored = world.lifetimes.generators[id(real)] = Mirrored(world, real, source, made)
-    mirrored.before = _position(made.frame)
-    return made
+    generator = Generator(Frame(decode(real.gi_code), {}, []), real.__qualname__)
+    generator.foreign, generator.done = True, state == inspect.GEN_CLOSED
+    generator.running, generator.started = state == inspect.GEN_RUNNING, state != inspect.GEN_CREATED
+    mirrored = world.lifetimes.generators[id(real)] = Mirrored(world, real, source, generator)
+    mirrored.before = _position(generator.frame)
+    return generator
 
 
 def _position(frame: Frame) -> tuple[Any, ...]:
@@ -255,18 +255,18 @@ def generator_effects(rebuilder: Rebuilder) -> list[Effect]:
     """What puts the generators of the outside world that the program has resumed into their new state."""
     effects = []
     for mirrored in rebuilder.world.lifetimes.generators.values():
-        made = mirrored.made
-        if made.running or mirrored.before == _position(made.frame):
+        generator = mirrored.stand_in
+        if generator.running or mirrored.before == _position(generator.frame):
             continue
-        parts = (Recipe("source", mirrored.source), *_state(rebuilder, made))
+        parts = (Recipe("source", mirrored.source), *_state(rebuilder, generator))
         effects.append(Effect("call", None, None, Recipe("call", set_state, parts)))
     return effects
 
 
 def _state(rebuilder: Rebuilder, value: Generator) -> tuple[Recipe, ...]:
     shape, values = (None, []) if value.done else flatten([value.frame])
-    made = tuple(rebuilder.recipe(item) for item in values)
-    return (*rebuilder.constants(shape, value.started), Recipe("tuple", None, made))
+    parts = tuple(rebuilder.recipe(item) for item in values)
+    return (*rebuilder.constants(shape, value.started), Recipe("tuple", None, parts))
 
 
 def _recipe(rebuilder: Rebuilder, value: Generator) -> Recipe:
@@ -283,10 +283,10 @@ def _recipe(rebuilder: Rebuilder, value: Generator) -> Recipe:
         return Recipe("source", value.source)
     if value.kind != "generator":
         raise Unsupported("a coroutine lives across a break", rebuilder.world.guards.where(), kind="asynchronous")
-    made = Recipe("call", make_generator, rebuilder.constants(value.name))
+    recipe = Recipe("call", make_generator, rebuilder.constants(value.name))
     if value.running:
-        return made  # `unflatten` joins it with its frame
-    return Recipe("call", set_state, (made, *_state(rebuilder, value)))
+        return recipe  # `unflatten` joins it with its frame
+    return Recipe("call", set_state, (recipe, *_state(rebuilder, value)))
 
 
 # ---- exceptions ------------------------------------------------------------------------------------------------------
@@ -317,26 +317,26 @@ def wrap_exception(world: World, real: BaseException, source: Source) -> BaseExc
     cls = type(real)
     _refuse_held(world, held(real))
     args = world.wrap(real.args, Source("attr", source, "args"))
-    made = cls.__new__(cls, *args)
-    made.args = args
-    world.identities.mirror(made, source)
-    world.identities.seen[id(real)] = Seen(real, made, source)  # an exception may be its own context
+    copy = cls.__new__(cls, *args)
+    copy.args = args
+    world.identities.mirror(copy, source)
+    world.identities.seen[id(real)] = Seen(real, copy, source)  # an exception may be its own context
     for base in cls.__mro__:
         for name, member in vars(base).items() if base is not _GROUP else ():  # a group's are its arguments
             if type(member) is types.MemberDescriptorType and name not in _LINKS and hasattr(real, name):
                 value = world.wrap(getattr(real, name), Source("attr", source, name))
-                if getattr(made, name, MISSING) is not value:  # an OSError says None where it was set to None
-                    setattr(made, name, value)
+                if getattr(copy, name, MISSING) is not value:  # an OSError says None where it was set to None
+                    setattr(copy, name, value)
     namespace = Source("attr", source, "__dict__")
     world.guards.add(namespace, "dict_keys", list(vars(real)))
     for name, value in vars(real).items():
-        vars(made)[name] = world.wrap(value, Source("dict_value", namespace, name))
+        vars(copy)[name] = world.wrap(value, Source("dict_value", namespace, name))
     world.guards.add(Source("apply", source, (), entries_of), "equals", entries_of(real))
-    made.__traceback__ = restored_trace(entries_of(real))
+    copy.__traceback__ = restored_trace(entries_of(real))
     for name in _LINKS:
-        setattr(made, name, world.wrap(getattr(real, name), Source("attr", source, name)))
-    world.journal.exceptions.append((made, _exception_state(made)))
-    return made
+        setattr(copy, name, world.wrap(getattr(real, name), Source("attr", source, name)))
+    world.journal.exceptions.append((copy, _exception_state(copy)))
+    return copy
 
 
 def _exception_state(value: BaseException) -> dict[str, Any]:
@@ -347,10 +347,10 @@ def _exception_state(value: BaseException) -> dict[str, Any]:
 def exception_effects(rebuilder: Rebuilder) -> list[Effect]:
     """What the program has changed of exceptions of the outside world."""
     effects = []
-    for made, before in rebuilder.world.journal.exceptions:
-        target = rebuilder.recipe(made)
-        rebuilder.refuse_held(made)
-        for name, value in _exception_state(made).items():
+    for copy, before in rebuilder.world.journal.exceptions:
+        target = rebuilder.recipe(copy)
+        rebuilder.refuse_held(copy)
+        for name, value in _exception_state(copy).items():
             if value is not before.get(name, MISSING):
                 effects.append(Effect("setattr", target, name, rebuilder.recipe(value)))
     return effects
@@ -365,10 +365,10 @@ def _wrap_super(world: World, real: Any, source: Source) -> Any:
 
 
 def _return_generator(vm: Machine, frame: Frame, arg: Any) -> bool:
-    made = make_generator(frame.code.qualname)
-    record_of(made).frame = frame
+    generator = make_generator(frame.code.qualname)
+    record_of(generator).frame = frame
     vm.frames.pop()
-    vm.give(frame, made)
+    vm.give(frame, generator)
     return True
 
 

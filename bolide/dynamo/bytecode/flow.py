@@ -30,9 +30,9 @@ def live_locals(code: Code) -> list[int]:
     while changed:
         changed = False
         for at in range(count - 1, -1, -1):
-            found = _before(code, at, live) | always
-            if found != live[at]:
-                live[at], changed = found, True
+            read = _before(code, at, live) | always
+            if read != live[at]:
+                live[at], changed = read, True
     return live[:count]
 
 
@@ -89,14 +89,14 @@ def joins_of(code: Code, at: int) -> list[int]:
     """The instructions at which both ways of the branch at `at` arrive, in their order; the last one may be END, the
     function's end. What raises goes no way. Not those behind which a way leads back to the branch, or the function may
     be suspended."""
-    found: list[int] = []
+    joins: list[int] = []
     for join in _joins(code).get(at, ()):
         between = _between(code, at, join)
         suspends = any(UNIFORM[code.ops[index]].suspends for index in between)
         if at in between or suspends or (join == END and "RETURN_GENERATOR" in code.ops):
             break
-        found.append(join)
-    return found
+        joins.append(join)
+    return joins
 
 
 def following(code: Code, at: int) -> tuple[int, ...]:
@@ -113,14 +113,14 @@ def following(code: Code, at: int) -> tuple[int, ...]:
 
 def _between(code: Code, at: int, join: int) -> set[int]:
     """The instructions on the ways from a branch to where they meet."""
-    found: set[int] = set()
+    between: set[int] = set()
     waiting = list(following(code, at))
     while waiting:
         index = waiting.pop()
-        if index not in (join, END) and index not in found:
-            found.add(index)
+        if index not in (join, END) and index not in between:
+            between.add(index)
             waiting += following(code, index)
-    return found
+    return between
 
 
 _MOST = 4  # places where ways meet that are tried
@@ -143,22 +143,22 @@ def _joins(code: Code) -> dict[int, list[int]]:
             common |= 1 << at if common != everything else 0
             if common != through[at]:
                 through[at], changed = common, True
-    found: dict[int, list[int]] = {}
+    joins: dict[int, list[int]] = {}
     for at, name in enumerate(code.ops):
         if UNIFORM[name].goes == "branches" and through[at] != everything:
             places = sorted(_bits(through[at] & ~(1 << at)), key=lambda index: -through[index].bit_count())
             apart = [place for last, place in itertools.pairwise([at, *places]) if len(following(code, last)) > 1]
-            found[at] = [END if place == count else place for place in apart[:_MOST]]
-    return found
+            joins[at] = [END if place == count else place for place in apart[:_MOST]]
+    return joins
 
 
 def _bits(number: int) -> list[int]:
-    found = []
+    bits = []
     while number:
         low = number & -number
-        found.append(low.bit_length() - 1)
+        bits.append(low.bit_length() - 1)
         number ^= low
-    return found
+    return bits
 
 
 on_reset(_joins.cache_clear)

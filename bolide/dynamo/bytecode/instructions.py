@@ -73,10 +73,10 @@ class Code:
     def frame_at(self, index: int) -> UserFrame:
         """The user's frame description for instruction `index` (interned per line)."""
         line = self.lines[index] if 0 <= index < len(self.lines) else self.code.co_firstlineno
-        found = self.user_frames.get(line)
-        if found is None:
-            found = self.user_frames[line] = UserFrame(self.code.co_filename, line, self.qualname)
-        return found
+        frame = self.user_frames.get(line)
+        if frame is None:
+            frame = self.user_frames[line] = UserFrame(self.code.co_filename, line, self.qualname)
+        return frame
 
 
 _PLUMBING = (os.path.dirname(torch.__file__) + os.sep, OURS, "<frozen ")
@@ -98,22 +98,22 @@ def _forget_the_dead() -> None:
 
 def decode(code: types.CodeType) -> Code:
     """The decoded form of `code`. Raises NotImplementedError on interpreter versions that have no decoder yet."""
-    found = _cache.get(code)
-    if found is None:
+    decoded = _cache.get(code)
+    if decoded is None:
         if VERSION not in VERSIONS:
             raise NotImplementedError(f"capture on Python {VERSION[0]}.{VERSION[1]}")
         if len(_cache) >= _CACHE_LIMIT:
             _cache.clear()
-        found = _cache[code] = _decode(code)
-    return found
+        decoded = _cache[code] = _decode(code)
+    return decoded
 
 
 @functools.lru_cache(_CACHE_LIMIT)
 def skipped(code: types.CodeType, why: str) -> Code:
     """The decoded form of code that is not captured itself."""
-    found = copy.copy(decode(code))
-    found.bound, found.skipped = None, why
-    return found
+    decoded = copy.copy(decode(code))
+    decoded.bound, decoded.skipped = None, why
+    return decoded
 
 
 on_reset(skipped.cache_clear)

@@ -58,9 +58,9 @@ def _type(vm: Machine, args: Args, kwargs: Kwargs) -> object:
         cls = class_of(args[0])
         return types.GeneratorType if cls is Generator else cls
     name = concrete(vm, args[0]) if type(args[0]) in PENDING else args[0]
-    made = vm.within(type)(name, *args[1:], **kwargs)
-    vm.world.classes.own[id(made)] = made
-    return made
+    cls = vm.within(type)(name, *args[1:], **kwargs)
+    vm.world.classes.own[id(cls)] = cls
+    return cls
 
 
 def _real(value: Any) -> Any:

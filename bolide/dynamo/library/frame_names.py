@@ -101,9 +101,9 @@ def _run(function: object, mode: str, vm: Machine, args: Args, kwargs: Kwargs) -
     namespace, own = _namespaces(vm, given)
     if type(own) is not dict:
         raise vm.unsupported("code is run among the names of an object", "frame_access")
-    made = types.FunctionType(code, namespace)
-    vm.note_function(made)
-    result = vm.evaluate_body(made, own)
+    body = types.FunctionType(code, namespace)
+    vm.note_function(body)
+    result = vm.evaluate_body(body, own)
     return result if mode == "eval" else None
 
 

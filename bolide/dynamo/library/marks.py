@@ -63,8 +63,8 @@ def _in_graph(fn: Callable[..., Any], vm: Machine, args: Args, kwargs: Kwargs) -
         result = handle_torch_function(fn, tensors, *args, **kwargs)
     else:
         result = fn(*args, **kwargs)
-    for made in found_in(result, torch.Tensor):
-        refuse_wrapper(vm, fn, made)
+    for tensor in found_in(result, torch.Tensor):
+        refuse_wrapper(vm, fn, tensor)
     return result
 
 
@@ -83,9 +83,9 @@ def constant_result(fn: Callable[..., Any], vm: Machine, args: Args, kwargs: Kwa
     """The result of a call whose result is assumed to be constant."""
     operation = _call_of(fn)
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        real = [_present(vm, value, operation) for value in args]
+        values = [_present(vm, value, operation) for value in args]
         named = {key: _present(vm, value, operation) for key, value in kwargs.items()}
-        result = fn(*real, **named)
+        result = fn(*values, **named)
     if type(result) in CONSTANT_TYPES:
         return result
     return vm.world.wrap(result, Source("object", None, None, result))

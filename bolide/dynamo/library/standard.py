@@ -158,18 +158,18 @@ _COPIED_GROUPS: Slot[dict[int, tuple[object, list[Any]]]] = Slot(dict)  # by the
 
 @answers(library.new_memo)
 def _new_memo(vm: Machine) -> object:
-    made: dict[object, object] = {}
-    _MEMOS.of(vm).append(made)
-    return made
+    memo: dict[object, object] = {}
+    _MEMOS.of(vm).append(memo)
+    return memo
 
 
 @answers(library.memo_key)
 def _memo_key(vm: Machine, value: object, memo: object) -> object:
     if not any(memo is known for known in _MEMOS.of(vm)):
         return Call(id, [value])
-    found = vm.world.real_of(value)
+    outside = vm.world.real_of(value)
     vm.trace.hashed.add(id(value))
-    return id(value if found is None else found[0])
+    return id(value if outside is None else outside[0])
 
 
 @intercept(torch.Tensor.__deepcopy__)
@@ -183,19 +183,19 @@ def _deepcopy_of_tensor(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 @answers(library.new_tensor, recorded=True)
 def _new_tensor(vm: Machine, value: TracedTensor, memo: dict[int, object] | None = None) -> torch.Tensor:
     """Copies of tensors that share memory share theirs in eager: a second one of the same memory is refused."""
-    made: Any
+    copied_tensor: Any
     if memo is None:
-        made = copy.copy(value)
+        copied_tensor = copy.copy(value)
     else:
         copied = _COPIED_GROUPS.of(vm).setdefault(id(memo), (memo, []))[1]
         groups = vm.world.aliases.of(value.group)
         if any(known is group for known in copied for group in groups):
             raise vm.unsupported("tensors that share memory are copied together", "tensor_method", "copy one of them")
         copied.append(value.group)
-        made = value.__deepcopy__(memo)
+        copied_tensor = value.__deepcopy__(memo)
     if isinstance(value, torch.nn.Buffer):  # type: ignore[arg-type, unused-ignore]
-        made._is_buffer, made.persistent = True, value.persistent
-    return made  # type: ignore[no-any-return]
+        copied_tensor._is_buffer, copied_tensor.persistent = True, value.persistent
+    return copied_tensor  # type: ignore[no-any-return]
 
 
 @answers(library.beside_tensor)

@@ -157,8 +157,8 @@ def _of_generator(vm: Machine, value: Generator) -> str:
         return f"<{value.kind} object {value.name} at {id(value):#x}>"
     if original is None or getattr(original.cls, "__repr__") is not object.__repr__:  # noqa: B009
         raise vm.unsupported("the text of an iterator", "iterator")
-    made = object.__repr__(original.empty[0](*original.empty[1:]))
-    return f"{made.rpartition(' ')[0]} {id(value):#x}>"
+    text = object.__repr__(original.empty[0](*original.empty[1:]))
+    return f"{text.rpartition(' ')[0]} {id(value):#x}>"
 
 
 def _has_names(cls: type, method: Any) -> bool:

@@ -129,9 +129,9 @@ def _of_pending(vm: Machine, owner: object, name: str) -> object:
         return PENDING[type(owner)]
     if type(owner) is TracedText and name in TEXT_METHODS:
         return types.MethodType(getattr(str, name), owner)
-    found = class_attribute(PENDING[type(owner)], name)
-    if type(found) in C_METHODS and found.__objclass__ is not object:
-        return types.MethodType(found, owner)
+    member = class_attribute(PENDING[type(owner)], name)
+    if type(member) in C_METHODS and member.__objclass__ is not object:
+        return types.MethodType(member, owner)
     return getattr(concrete(vm, owner), name)
 
 
@@ -152,10 +152,10 @@ def _of_face(vm: Machine, owner: TracedTensor, name: str) -> object:
     face = owner.face
     assert face is not None
     own = outside_attributes(vm, owner).get(name)
-    found = vm.world.classes.lookup(face, name)
-    if own is not MISSING and (found is MISSING or not hasattr(type(found), "__set__")):
+    member = vm.world.classes.lookup(face, name)
+    if own is not MISSING and (member is MISSING or not hasattr(type(member), "__set__")):
         return own
-    if found is MISSING:
+    if member is MISSING:
         raise no_attribute(face.__name__, name)
     return default_attribute(vm, owner, face, name, False)
 
@@ -200,10 +200,10 @@ def _module(vm: Machine, owner: types.ModuleType, name: str) -> object:
             if name not in namespace and not trusted:
                 vm.world.namespaces.load_global(namespace, name)  # guards that it is not there
     if name in namespace:
-        found = vm.world.namespaces.load_global(namespace, name)
-        if found is MISSING:  # the program has deleted it
+        value = vm.world.namespaces.load_global(namespace, name)
+        if value is MISSING:  # the program has deleted it
             raise AttributeError(f"module '{owner.__name__}' has no attribute '{name}'")
-        return found
+        return value
     source = attribute_source(Source("object", None, None, owner), name)
     return vm.world.trust(value, source) if trusted else vm.world.wrap(value, source)
 
@@ -280,26 +280,26 @@ def _class(vm: Machine, owner: type, name: str) -> object:
     of_meta = MISSING if type(owner) is type else vm.world.classes.lookup(type(owner), name)
     if type(of_meta) is property:
         return Call(of_meta.fget, [owner])
-    found = vm.world.classes.lookup(owner, name)
-    if type(of_meta) is types.FunctionType and (found is MISSING or name in vars(object)):
-        own = MISSING if found is MISSING else next(base for base in owner.__mro__ if name in base.__dict__)
+    member = vm.world.classes.lookup(owner, name)
+    if type(of_meta) is types.FunctionType and (member is MISSING or name in vars(object)):
+        own = MISSING if member is MISSING else next(base for base in owner.__mro__ if name in base.__dict__)
         if own in (MISSING, object):
             return types.MethodType(of_meta, owner)
-    if type(found) in (types.FunctionType, staticmethod):
-        return getattr(found, "__func__", found)
-    if type(found) is classmethod:
-        return _class_method(found, owner)
-    if found is MISSING and type(owner) is not type:
+    if type(member) in (types.FunctionType, staticmethod):
+        return getattr(member, "__func__", member)
+    if type(member) is classmethod:
+        return _class_method(member, owner)
+    if member is MISSING and type(owner) is not type:
         value = _of_metaclass(vm, owner, name, of_meta)
         if value is not MISSING:
             return value
     if _is_written(vm, owner, name):
-        if found is MISSING:
+        if member is MISSING:
             raise AttributeError(f"type object '{owner.__name__}' has no attribute '{name}'")
-        return found
-    getter = method_in_python(found, "__get__")
-    if getter is not None and not is_library_class(type(found)):
-        return Call(getter, [with_state(vm, found, owner), None, owner])
+        return member
+    getter = method_in_python(member, "__get__")
+    if getter is not None and not is_library_class(type(member)):
+        return Call(getter, [with_state(vm, member, owner), None, owner])
     value = getattr(owner, name)
     if name == "__dict__":
         return class_namespace(vm, owner, value)
@@ -335,18 +335,18 @@ def _is_written(vm: Machine, cls: type, name: str) -> bool:
     return bool(written) and any(base in written and name in written[base].known for base in cls.__mro__)
 
 
-def _of_metaclass(vm: Machine, owner: type, name: str, found: object) -> object:
+def _of_metaclass(vm: Machine, owner: type, name: str, member: object) -> object:
     """What a metaclass of the user's says of an attribute that the class itself does not have: a plain value `found`,
     or what its `__getattr__` answers; else MISSING."""
     meta = type(owner)
     if is_library_class(meta):
         return MISSING
-    if found is MISSING:
+    if member is MISSING:
         hook = vm.world.classes.lookup(meta, "__getattr__")
         return Call(hook, [owner, name]) if type(hook) is types.FunctionType else MISSING
-    if hasattr(type(found), "__get__"):
+    if hasattr(type(member), "__get__"):
         return MISSING
-    return found if _is_written(vm, meta, name) else _class_value(vm, meta, name, found)
+    return member if _is_written(vm, meta, name) else _class_value(vm, meta, name, member)
 
 
 def class_namespace(vm: Machine, cls: type, namespace: object) -> object:
@@ -380,13 +380,13 @@ def _instance(vm: Machine, owner: object, cls: type, name: str) -> object:
     if name in NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
         return types.MethodType(NODE_METHODS[name], owner)
     hook = hook_of(vm, cls, "__getattribute__")
-    found = default_attribute(vm, owner, cls, name, True) if hook is MISSING else Call(hook, [owner, name])
-    if type(found) is not Call:
-        return found
+    result = default_attribute(vm, owner, cls, name, True) if hook is MISSING else Call(hook, [owner, name])
+    if type(result) is not Call:
+        return result
     fallback = hook_of(vm, cls, "__getattr__")  # it is asked for what raises AttributeError, too
-    if fallback is MISSING or found.function is fallback:
-        return found
-    return Call.polyfill("attribute_or", found.function, found.args, fallback, owner, name)
+    if fallback is MISSING or result.function is fallback:
+        return result
+    return Call.polyfill("attribute_or", result.function, result.args, fallback, owner, name)
 
 
 def hook_of(vm: Machine, cls: type, name: str) -> Any:
@@ -403,15 +403,15 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
     """`object.__getattribute__`, and with `fallback` then the class's `__getattr__`."""
     world = vm.world
     outside = type(owner) is Outside
-    found = world.classes.lookup(cls, name)
-    kind = type(found)
+    member = world.classes.lookup(cls, name)
+    kind = type(member)
     if kind is property:
-        if found.fget is None:
+        if member.fget is None:
             raise AttributeError(f"unreadable attribute {name!r}")
-        return Call(found.fget, [owner])
+        return Call(member.fget, [owner])
     if kind in SLOT_TYPES:
         if is_mask(type(owner)):
-            return Call(found.__get__, [owner])
+            return Call(member.__get__, [owner])
         value = slot_value(vm, owner, name)
         method = hook_of(vm, cls, "__getattr__") if value is MISSING and fallback else MISSING
         if method is not MISSING:
@@ -419,35 +419,35 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         if value is MISSING:
             raise AttributeError(name if VERSION == (3, 10) else f"'{cls.__name__}' object has no attribute '{name}'")
         return value
-    for hook in ("__get__", "__set__") if found is not MISSING else ():
+    for hook in ("__get__", "__set__") if member is not MISSING else ():
         world.classes.rely_on(kind, hook)
     if (
         kind is not types.FunctionType
-        and found is not MISSING
+        and member is not MISSING
         and hasattr(kind, "__set__")
         and hasattr(kind, "__get__")
     ):
-        return _descriptor(vm, found, owner, cls)
+        return _descriptor(vm, member, owner, cls)
     value = _own_attribute(vm, owner, name)
     if value is not MISSING:
         return value
-    if found is not MISSING:
-        own_first = name == "forward" or getattr(torch.nn.Module, name, None) is not found
+    if member is not MISSING:
+        own_first = name == "forward" or getattr(torch.nn.Module, name, None) is not member
         if outside and own_first and owner.attrs is not None and hasattr(kind, "__get__"):
             owner.attrs.rely_on_absence(name)  # an instance's own would come first
         if kind is types.FunctionType:
-            return types.MethodType(found, owner)
+            return types.MethodType(member, owner)
         if kind is staticmethod:
-            return found.__func__
+            return member.__func__
         if kind is classmethod:
-            return _class_method(found, cls)
+            return _class_method(member, cls)
         if kind is functools.cached_property:
-            return Call.polyfill("cached_property_get", owner, found.func, found.attrname)
+            return Call.polyfill("cached_property_get", owner, member.func, member.attrname)
         if hasattr(kind, "__get__"):
             if outside and kind in _METHOD_TYPES:
-                return method_of_c(found, owner)
-            return _descriptor(vm, found, owner, cls)
-        return _default_of_class(vm, owner, cls, name, found)
+                return method_of_c(member, owner)
+            return _descriptor(vm, member, owner, cls)
+        return _default_of_class(vm, owner, cls, name, member)
     if fallback:
         method = hook_of(vm, cls, "__getattr__")
         if method is _MODULE_GETATTR and outside:
@@ -461,18 +461,18 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
     raise no_attribute(cls.__name__, name)
 
 
-def _default_of_class(vm: Machine, owner: object, cls: type, name: str, found: object) -> object:
+def _default_of_class(vm: Machine, owner: object, cls: type, name: str, value: object) -> object:
     """An attribute that instances inherit from their class; an outside instance may get one of its own later, so it is
     guarded there."""
     if _is_written(vm, cls, name):
-        return found
+        return value
     if type(owner) is not Outside:
-        return _class_value(vm, cls, name, found)
+        return _class_value(vm, cls, name, value)
     plain: Any = object.__getattribute__
     if cls.__getattribute__ is plain or owner.attrs is None:
-        return vm.world.wrap(found, attribute_source(owner.source, name))
+        return vm.world.wrap(value, attribute_source(owner.source, name))
     owner.attrs.rely_on_absence(name)
-    return _class_value(vm, cls, name, found)
+    return _class_value(vm, cls, name, value)
 
 
 def _own_attribute(vm: Machine, owner: object, name: str) -> object:
@@ -528,16 +528,16 @@ def slot_value(vm: Machine, owner: object, name: str) -> object:
     """What is in a slot, or MISSING."""
     if type(owner) is not Outside:
         try:
-            found = object.__getattribute__(owner, name)
+            value = object.__getattribute__(owner, name)
         except AttributeError:
             return MISSING
         if name == "__dict__":
             member = of_member(vm, owner)
             if member is not None:
-                return Outside.over(vm.world, found, member, attribute_source(member.source, name))
+                return Outside.over(vm.world, value, member, attribute_source(member.source, name))
             refuse_copy(vm, owner)
-            vm.world.identities.owners[id(found)] = owner
-        return found
+            vm.world.identities.owners[id(value)] = owner
+        return value
     if name == "__dict__":
         return outside_namespace(vm, owner)
     overlay = owner.slots(vm.world)
@@ -558,30 +558,30 @@ def outside_namespace(vm: Machine, owner: Outside) -> Outside:
     return found
 
 
-def with_state(vm: Machine, found: object, cls: type) -> object:
+def with_state(vm: Machine, descriptor: object, cls: type) -> object:
     """A descriptor of a class of the user's: an object that may have state, of the outside if the program has not made
     it."""
     world = vm.world
-    made: list[Any] = []  # what the program has put into the classes
+    own: list[Any] = []  # what the program has put into the classes
     for base in cls.__mro__:
-        made += vars(base).values() if id(base) in world.classes.own else ()
-        made += world.classes.written[base].known.values() if base in world.classes.written else ()
-    kind: Any = type(found)
-    if is_library_class(kind) or any(found is value for value in made):
-        return found
-    return world.wrap(found, Source("object", None, None, found))
+        own += vars(base).values() if id(base) in world.classes.own else ()
+        own += world.classes.written[base].known.values() if base in world.classes.written else ()
+    kind: Any = type(descriptor)
+    if is_library_class(kind) or any(descriptor is value for value in own):
+        return descriptor
+    return world.wrap(descriptor, Source("object", None, None, descriptor))
 
 
-def _descriptor(vm: Machine, found: object, owner: object, cls: type) -> object:
-    if found is _VALUE and (member := of_member(vm, owner)) is not None:
+def _descriptor(vm: Machine, descriptor: object, owner: object, cls: type) -> object:
+    if descriptor is _VALUE and (member := of_member(vm, owner)) is not None:
         value = own_namespace(owner).get("_value_", MISSING)
         return value if is_constant(value) else member.peek("_value_")
-    getter = vm.world.classes.lookup(type(found), "__get__")
+    getter = vm.world.classes.lookup(type(descriptor), "__get__")
     if type(getter) is types.FunctionType:
-        return Call(getter, [with_state(vm, found, cls), owner, cls])
+        return Call(getter, [with_state(vm, descriptor, cls), owner, cls])
     if type(owner) is Outside:
-        raise vm.unsupported(f"a descriptor of type {type(found).__name__}", "outside_object")
-    return getter(found, owner, cls)
+        raise vm.unsupported(f"a descriptor of type {type(descriptor).__name__}", "outside_object")
+    return getter(descriptor, owner, cls)
 
 
 MEMBERS = ("_parameters", "_buffers", "_modules")
@@ -617,26 +617,26 @@ def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
         return super
     unbound = issubclass(type(owner), type) and issubclass(owner, cls)
     start = owner if unbound else class_of(owner)
-    found = vm.world.classes.lookup(start, name, cls)
-    kind = type(found)
-    if found is MISSING:
+    member = vm.world.classes.lookup(start, name, cls)
+    kind = type(member)
+    if member is MISSING:
         raise no_attribute("super", name)
     if kind is types.FunctionType:
-        return found if unbound and name == "__new__" else types.MethodType(found, owner)
+        return member if unbound and name == "__new__" else types.MethodType(member, owner)
     if kind is staticmethod:
-        return found.__func__
+        return member.__func__
     if kind is classmethod:
-        return _class_method(found, start)
+        return _class_method(member, start)
     if kind is property:
-        return Call(found.fget, [owner])
+        return Call(member.fget, [owner])
     if kind in (types.WrapperDescriptorType, types.MethodDescriptorType) and not unbound:
-        return method_of_c(found, owner)
+        return method_of_c(member, owner)
     if kind is types.BuiltinFunctionType:  # __new__ of built-in types
-        return found
-    getter = method_in_python(found, "__get__")
+        return member
+    getter = method_in_python(member, "__get__")
     if getter is not None:
-        return Call(getter, [with_state(vm, found, start), None if unbound else owner, start])
+        return Call(getter, [with_state(vm, member, start), None if unbound else owner, start])
     if hasattr(kind, "__get__"):
-        return found.__get__(None if unbound else owner, start)
+        return member.__get__(None if unbound else owner, start)
     holder = next(base for base in start.__mro__[start.__mro__.index(cls) + 1 :] if name in base.__dict__)
-    return _class_value(vm, holder, name, found)
+    return _class_value(vm, holder, name, member)

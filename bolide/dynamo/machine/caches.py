@@ -43,13 +43,13 @@ def held(vm: Machine, function: object, args: list[Any], kwargs: dict[str, Any])
     if refusal is not None:
         raise vm.unsupported(refusal, "side_effect")
     results = _RESULTS.of(vm)
-    real = _RealCall.of(function, args, kwargs)
-    if real is not None and real.source in results:
-        return results[real.source]
-    if real is None or any(_written(vm)):
+    outside_call = _RealCall.of(function, args, kwargs)
+    if outside_call is not None and outside_call.source in results:
+        return results[outside_call.source]
+    if outside_call is None or any(_written(vm)):
         key = (function, _named(tuple(args)), _named(tuple(kwargs.items())))
         return Call.polyfill("call_cached", function, results, key, args, kwargs)
-    return real.answer(vm, results)
+    return outside_call.answer(vm, results)
 
 
 class _RealCall(NamedTuple):
@@ -130,23 +130,23 @@ class Writes:
             raise _refused(vm, function, "has effects")
         if _is_value(answer):
             return answer
-        real = _RealCall.of(function, args, kwargs)
-        if real is not None:
-            if _is_like(answer, for_real(function.__wrapped__, *real.args, **real.words)):
-                return real.answer(vm, _RESULTS.of(vm))
+        outside_call = _RealCall.of(function, args, kwargs)
+        if outside_call is not None:
+            if _is_like(answer, for_real(function.__wrapped__, *outside_call.args, **outside_call.words)):
+                return outside_call.answer(vm, _RESULTS.of(vm))
             raise _refused(vm, function, "answers an object that is made of what was written before")
-        made = _containers(answer)
-        if made is None:
+        containers = _containers(answer)
+        if containers is None:
             raise _refused(vm, function, "answers an object")
-        _ANSWERED.of(vm).append((function, [(value, _contents(value)) for value in made]))
+        _ANSWERED.of(vm).append((function, [(value, _contents(value)) for value in containers]))
         return answer
 
 
 def refuse_seen(vm: Machine, leaving: Container[int]) -> None:
     """Raises Unsupported where a container that a cached function answered was written to, or leaves what is captured;
     `leaving` has the ids of all that does."""
-    for function, made in _ANSWERED.of(vm):
-        for value, before in made:
+    for function, containers in _ANSWERED.of(vm):
+        for value, before in containers:
             if not _same(before, _contents(value)):
                 raise _refused(vm, function, "answers an object that is written to", final=True)
             if type(value) is not TracedTensor and id(value) in leaving:
@@ -197,7 +197,7 @@ def _containers(answer: object) -> list[Any] | None:
     empty container."""
     if type(answer) is not tuple and _contents(answer) == []:
         return None
-    waiting, found, met = [answer], [], set()
+    waiting, containers, met = [answer], [], set()
     while waiting:
         value = waiting.pop()
         if id(value) in met or _is_value(value) or type(value) is Outside:
@@ -207,10 +207,10 @@ def _containers(answer: object) -> list[Any] | None:
             return None
         met.add(id(value))
         if type(value) is not tuple:
-            found.append(value)
+            containers.append(value)
         if type(value) is not TracedTensor:
             waiting += contents
-    return found
+    return containers
 
 
 def _contents(value: Any) -> list[Any] | None:

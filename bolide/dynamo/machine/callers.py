@@ -53,13 +53,13 @@ def caller_of(frame: Frame) -> Caller:
 
 def variables(frame: Frame) -> dict[str, Any]:
     """What `locals()` says of a frame of real values."""
-    found = {}
+    values = {}
     for name, value in zip(frame.code.locals_names, frame.locals, strict=True):
         if type(value) is types.CellType and (name in frame.code.cellvars or name in frame.code.freevars):
             value = contents_of(value)
         if value is not MISSING:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 class Within:

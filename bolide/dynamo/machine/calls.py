@@ -290,13 +290,13 @@ def construct(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dic
         return native(vm, frame, cls, args, kwargs)
     if cls.__flags__ & (1 << 20):  # abstract
         return native(vm, frame, cls, args, kwargs)
-    made: Any
+    instance: Any
     if new is object.__new__ or issubclass(cls, (dict, list, set)):
-        made = new(cls)
+        instance = new(cls)
     else:
-        made = new(cls, *args, **(kwargs or {}))
-    callee = vm.enter(init, [made, *args], kwargs)
-    callee.then, callee.then_value = "instance", made
+        instance = new(cls, *args, **(kwargs or {}))
+    callee = vm.enter(init, [instance, *args], kwargs)
+    callee.then, callee.then_value = "instance", instance
     return True
 
 
@@ -322,13 +322,13 @@ def _call_object(vm: Machine, frame: Frame, function: Any, args: list[Any], kwar
     known = _OBJECTS.get(cls)
     if known is not None:
         return known(vm, frame, function, args, kwargs)
-    real = function.cls if cls is Outside else PENDING.get(cls, cls)
-    if real in PROXIES:
+    seen = function.cls if cls is Outside else PENDING.get(cls, cls)
+    if seen in PROXIES:
         return Call(behind(vm, function), args, kwargs)
-    if real is torch.jit.ScriptFunction and cls is Outside and hasattr(function.real, "_torchdynamo_inline"):
+    if seen is torch.jit.ScriptFunction and cls is Outside and hasattr(function.real, "_torchdynamo_inline"):
         vm.world.guards.add(function.source, "is", function.real)
         return Call(function.real._torchdynamo_inline, args, kwargs)
-    method = vm.world.classes.lookup(real, "__call__")
+    method = vm.world.classes.lookup(seen, "__call__")
     if type(method) is types.FunctionType:
         if runs_natively(method) and cls is not Outside:
             return native(vm, frame, function, args, kwargs)
@@ -338,8 +338,8 @@ def _call_object(vm: Machine, frame: Frame, function: Any, args: list[Any], kwar
             if policy.is_refused(getattr(function.real, "__module__", None)):
                 frame.stack.append(drawn_or_refused(vm, function.real, args, kwargs or {}))
                 return None
-            raise vm.unsupported(f"a call of an outside {real.__name__} object", "outside_object")
-        raise TypeError(f"'{real.__name__}' object is not callable")
+            raise vm.unsupported(f"a call of an outside {seen.__name__} object", "outside_object")
+        raise TypeError(f"'{seen.__name__}' object is not callable")
     return native(vm, frame, function, args, kwargs)
 
 
@@ -354,22 +354,22 @@ def _cached(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: A
         if all(type(a) in PLAIN for a in args):
             return native(vm, frame, function, args, kwargs)
         return Call(function.__wrapped__, args, kwargs)
-    found = caches.held(vm, function, args, kwargs or {})
-    if type(found) is Call:
-        return found
-    frame.stack.append(found)
+    answer = caches.held(vm, function, args, kwargs or {})
+    if type(answer) is Call:
+        return answer
+    frame.stack.append(answer)
     return None
 
 
 def referent(vm: Machine, reference: Any) -> Any:
     """What a weak reference refers to. The reference itself is guarded, and whether that still lives."""
-    found = weakref.ref.__call__(reference)
+    target = weakref.ref.__call__(reference)
     source = vm.world.identities.place_of(reference)
     if source is not None:
         vm.world.lifetimes.refuse_deaths()
-        return vm.world.wrap(found, Source("apply", source, (), weakref.ref.__call__))
-    known = vm.world.identities.seen.get(id(found))
-    return found if known is None or known[0] is not found else known[1]
+        return vm.world.wrap(target, Source("apply", source, (), weakref.ref.__call__))
+    known = vm.world.identities.seen.get(id(target))
+    return target if known is None or known[0] is not target else known[1]
 
 
 def _weak_reference(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: Any) -> Any:

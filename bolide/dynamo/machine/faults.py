@@ -120,14 +120,14 @@ def _instruction(trace: types.TracebackType) -> str:
 @functools.lru_cache(1 << 10)
 def _asserts(code: types.CodeType) -> frozenset[int]:
     """The places of the instructions that raise for an ``assert``."""
-    found, asserts = [], False
+    offsets, asserts = [], False
     for instruction in dis.get_instructions(code):
         if instruction.opname == "LOAD_ASSERTION_ERROR":
             asserts = True
         elif instruction.opname == "RAISE_VARARGS":
-            found += [instruction.offset] if asserts else []
+            offsets += [instruction.offset] if asserts else []
             asserts = False
-    return frozenset(found)
+    return frozenset(offsets)
 
 
 on_reset(_asserts.cache_clear)

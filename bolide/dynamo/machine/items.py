@@ -107,12 +107,12 @@ def by_index(vm: Machine, operation: object, owner: object, key: object, *rest: 
     and sequences have it; else None."""
     if type(key) in _NEVER_CONVERTED or not (is_converted(vm, key) or _names_objects(key)):
         return None
-    real = class_of(owner)
-    if issubclass(real, (torch.Tensor, numpy.ndarray)):
+    seen = class_of(owner)
+    if issubclass(seen, (torch.Tensor, numpy.ndarray)):
         if _is_sequence(vm, key):
             return None  # an index of several places, not asked for an integer
         return Call.polyfill("by_tensor_index", operation, owner, key, *rest)
-    return Call.polyfill("by_index", operation, owner, key, *rest) if issubclass(real, _INDEXED) else None
+    return Call.polyfill("by_index", operation, owner, key, *rest) if issubclass(seen, _INDEXED) else None
 
 
 def _is_sequence(vm: Machine, key: object) -> bool:
@@ -153,8 +153,8 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
             return _item(owner, key) if key else owner
         owner, key = data.with_wide_mask(vm.trace, owner, key)
         return _item(owner, key)
-    real = class_of(owner)
-    method = vm.world.classes.python_method(real, "__getitem__")
+    seen = class_of(owner)
+    method = vm.world.classes.python_method(seen, "__getitem__")
     if method is not None:
         return Call(method, [owner, key])
     if cls is Outside:
@@ -163,18 +163,18 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
         if owner.items is None and (plain := owner.plain()) is not MISSING:
             return get_item(vm, plain, key)
         if owner.items is None:
-            raise vm.unsupported(f"an item of an outside {real.__name__} object", "outside_object")
+            raise vm.unsupported(f"an item of an outside {seen.__name__} object", "outside_object")
         key = as_key(vm, key)
-        found = owner.items.get(key)
-        if found is MISSING:
-            missing = vm.world.classes.python_method(real, "__missing__")
+        item = owner.items.get(key)
+        if item is MISSING:
+            missing = vm.world.classes.python_method(seen, "__missing__")
             if missing is not None:
                 return Call(missing, [owner, key])
-            if issubclass(real, collections.defaultdict):
+            if issubclass(seen, collections.defaultdict):
                 return Call.polyfill("default_item", owner, key)
             raise KeyError(key)
-        return found
-    if issubclass(real, collections.defaultdict) and key not in owner:
+        return item
+    if issubclass(seen, collections.defaultdict) and key not in owner:
         return Call.polyfill("default_item", owner, key)
     if call := by_index(vm, operator.getitem, owner, key):
         return call
@@ -204,19 +204,19 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Call | None:
             return Call.polyfill("assign_slice", operator.setitem, owner, key, value)
         owner[as_key(vm, key) if cls is dict else key] = value
         return None
-    real = class_of(owner)
-    method = vm.world.classes.python_method(real, "__setitem__")
+    seen = class_of(owner)
+    method = vm.world.classes.python_method(seen, "__setitem__")
     if method is not None:
         return Call(method, [owner, key, value])
     if cls is not Outside and (call := by_index(vm, operator.setitem, owner, key, value)):
         return call
-    if issubclass(real, (list, bytearray)) and is_lazy_slice(vm, key, value):
+    if issubclass(seen, (list, bytearray)) and is_lazy_slice(vm, key, value):
         return Call.polyfill("assign_slice", operator.setitem, owner, key, value)
     if cls is Outside:
         if owner.contents is not None:
             return set_item(vm, owner.contents, key, value)
         if owner.items is None:
-            raise vm.unsupported(f"an item of an outside {real.__name__} object is assigned", "outside_object")
+            raise vm.unsupported(f"an item of an outside {seen.__name__} object is assigned", "outside_object")
         owner.items.set(as_key(vm, key), value)
     else:
         owner[key] = value
@@ -230,15 +230,15 @@ def is_lazy_slice(vm: Machine, key: object, value: object) -> bool:
 
 def delete_item(vm: Machine, owner: Any, key: Any) -> Call | None:
     """`del owner[key]`; None, or the Call that does it."""
-    real = class_of(owner)
-    method = vm.world.classes.python_method(real, "__delitem__")
+    seen = class_of(owner)
+    method = vm.world.classes.python_method(seen, "__delitem__")
     if method is not None:
         return Call(method, [owner, key])
     if type(owner) is Outside:
         if owner.contents is not None:
             return delete_item(vm, owner.contents, key)
         if owner.items is None:
-            raise vm.unsupported(f"an item of an outside {real.__name__} object is deleted", "outside_object")
+            raise vm.unsupported(f"an item of an outside {seen.__name__} object is deleted", "outside_object")
         if owner.items.get(key) is MISSING:
             raise KeyError(key)
         owner.items.set(key, MISSING)

@@ -240,8 +240,10 @@ def shown(function: object) -> str:
     """The name of a function, or of an object's class, for messages."""
     while type(function) is types.MethodType:
         function = function.__func__
-    real = function.real if type(function) is Outside else function
-    named = real if inspect.isroutine(real) or isinstance(real, type) else type(real)
+    outside_value = function.real if type(function) is Outside else function
+    named = (
+        outside_value if inspect.isroutine(outside_value) or isinstance(outside_value, type) else type(outside_value)
+    )
     owner, dot, rest = named.__qualname__.partition(".")
     if dot:
         return f"{_SHOWN.get(owner, owner)}.{rest}"
@@ -275,8 +277,8 @@ def _only_computes(function: object) -> bool:
         function = getattr(type(function.__self__), function.__name__, function)
     owner = getattr(function, "__objclass__", None)
     if type(function) is types.BuiltinFunctionType and isinstance(function.__self__, type):  # a class method in C
-        name, made = function.__name__, (types.ClassMethodDescriptorType, types.BuiltinFunctionType)
-        owner = next((base for base in function.__self__.__mro__ if type(vars(base).get(name)) in made), None)
+        name, kinds = function.__name__, (types.ClassMethodDescriptorType, types.BuiltinFunctionType)
+        owner = next((base for base in function.__self__.__mro__ if type(vars(base).get(name)) in kinds), None)
     return policy.only_computes(_module_of(function) if owner is None else owner.__module__)
 
 
@@ -289,10 +291,10 @@ def refused(vm: Machine, function: object) -> Unsupported:
 
 def drawn_or_refused(vm: Machine, function: object, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """The value of a call whose result is of the moment, if it draws random numbers."""
-    found = drawn(vm, function, args, kwargs, shown(function))
-    if found is MISSING:
+    number = drawn(vm, function, args, kwargs, shown(function))
+    if number is MISSING:
         raise refused(vm, function)
-    return found
+    return number
 
 
 def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> Any:
@@ -494,6 +496,6 @@ def callback(vm: Machine, value: object) -> object:
     def run(*args: object, **kwargs: object) -> object:
         return vm.evaluate(value, list(args), kwargs)
 
-    found = functools.wraps(value)(run) if type(value) is types.FunctionType else run
-    setattr(found, CALLBACK, value)
-    return found
+    wrapped = functools.wraps(value)(run) if type(value) is types.FunctionType else run
+    setattr(wrapped, CALLBACK, value)
+    return wrapped

@@ -169,13 +169,13 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
     if not args or vm.base != 1 or state.stage == "backend" or type(vm.trace) is not Trace:
         return MISSING
     owner, *operands = args
-    real = owner.real if type(owner) is Outside else owner
+    generator = owner.real if type(owner) is Outside else owner
     given = (*operands, *kwargs.values())
-    if not is_generator(real) or not all(is_constant(value) or _is_size(vm, value) for value in given):
+    if not is_generator(generator) or not all(is_constant(value) or _is_size(vm, value) for value in given):
         return MISSING
     words = {key: _now(value) for key, value in kwargs.items()}
     try:
-        example = function(_copied(vm, real), *map(_now, operands), **words)
+        example = function(_copied(vm, generator), *map(_now, operands), **words)
     except Exception:  # the program's own; what the copy has drawn until then is a guess only
         return MISSING
     wrap = _WRAP.get(type(example))
@@ -258,8 +258,8 @@ def needed(vm: Machine, error: Unsupported) -> tuple[int, Unsupported] | None:
     which the segment has to end, and what to say."""
     notes = _DRAWS.of(vm)
     of_data = error.about.code.startswith("BR01")
-    found = next((note for note in notes if note.needed or (note.is_integer and of_data)), None)
-    return None if found is None else (found.tick, found.refusal)
+    draw = next((note for note in notes if note.needed or (note.is_integer and of_data)), None)
+    return None if draw is None else (draw.tick, draw.refusal)
 
 
 def state_of(generator: Any) -> Any:
@@ -302,8 +302,8 @@ def _integer(vm: Machine, source: Source, example: int, note: _Draw) -> object:
 
 
 def _array(vm: Machine, source: Source, example: numpy.ndarray[Any, Any], note: _Draw) -> Any:
-    made = TracedArray(layer().ndarray(vm.world.inputs.make(source, as_tensor, example)))
-    return vm.world.identities.mirror(made, source)
+    array = TracedArray(layer().ndarray(vm.world.inputs.make(source, as_tensor, example)))
+    return vm.world.identities.mirror(array, source)
 
 
 def _integer_tensor(value: int) -> torch.Tensor:

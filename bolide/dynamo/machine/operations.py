@@ -262,8 +262,8 @@ def _as_plain(value: object) -> object:
 
 def _declines(world: World, cls: type, name: str) -> bool:
     """Whether a class has no operator `name` for objects of other classes."""
-    found = world.classes.lookup(cls, name)
-    return found is MISSING or found is vars(object).get(name) or cls in (int, float, complex, bool)
+    method = world.classes.lookup(cls, name)
+    return method is MISSING or method is vars(object).get(name) or cls in (int, float, complex, bool)
 
 
 def _no_operator(op: Callable[[Any, Any], Any], a: type, b: type) -> TypeError:
@@ -340,8 +340,8 @@ def truth(vm: Machine, value: Any) -> Any:
     cls = class_of(value)
     if cls in (types.ModuleType, types.BuiltinFunctionType, types.MethodType) or issubclass(cls, type):
         return True
-    found = (vm.world.classes.lookup(cls, name) for name in ("__bool__", "__len__"))
-    method = next((each for each in found if each is not MISSING), MISSING)
+    methods = (vm.world.classes.lookup(cls, name) for name in ("__bool__", "__len__"))
+    method = next((each for each in methods if each is not MISSING), MISSING)
     if type(method) is types.FunctionType or method is None:
         return Call.polyfill("truth", value)
     if type(value) is Outside:
@@ -361,8 +361,8 @@ def contains(vm: Machine, container: Any, item: Any) -> Any:
         if cls in (list, tuple) and has_python_eq(vm, container, item):
             return MISSING
         return (as_key(vm, item) if cls in _NATIVELY_SEARCHED else item) in container
-    real = class_of(container)
-    if cls is Generator or vm.world.classes.python_method(real, "__contains__") is not None:
+    seen = class_of(container)
+    if cls is Generator or vm.world.classes.python_method(seen, "__contains__") is not None:
         return MISSING
     if cls is Outside:
         if container.contents is not None:
@@ -370,7 +370,7 @@ def contains(vm: Machine, container: Any, item: Any) -> Any:
         if container.items is None:
             return MISSING
         return container.items.get(as_key(vm, item)) is not MISSING
-    if vm.world.classes.lookup(real, "__contains__") is MISSING and not issubclass(real, type):
+    if vm.world.classes.lookup(seen, "__contains__") is MISSING and not issubclass(seen, type):
         return MISSING
     vm.trace.where = vm.where()
     return item in container
@@ -406,10 +406,10 @@ def native_iterable(vm: Machine, value: object) -> Any:
         return value
     if cls is Generator:
         return MISSING
-    real = class_of(value)
-    method = vm.world.classes.lookup(real, "__iter__")
+    seen = class_of(value)
+    method = vm.world.classes.lookup(seen, "__iter__")
     if type(method) is types.FunctionType or (
-        method is MISSING and vm.world.classes.python_method(real, "__getitem__") is not None
+        method is MISSING and vm.world.classes.python_method(seen, "__getitem__") is not None
     ):
         return MISSING
     return native_view(vm, value)
@@ -418,9 +418,9 @@ def native_iterable(vm: Machine, value: object) -> Any:
 def special_method(vm: Machine, value: object, name: str) -> object:
     """The special method `name`, looked up on the class and bound, or MISSING."""
     cls = class_of(value)
-    found = vm.world.classes.lookup(cls, name)
-    if found is MISSING:
+    method = vm.world.classes.lookup(cls, name)
+    if method is MISSING:
         return MISSING
-    if type(value) is Outside or type(found) is types.FunctionType:
-        return types.MethodType(found, value)
+    if type(value) is Outside or type(method) is types.FunctionType:
+        return types.MethodType(method, value)
     return getattr(value, name)

@@ -46,9 +46,9 @@ def _accumulate(iterator: Any, function: Any, total: Any, begun: bool) -> Iterat
         return itertools.accumulate(iterator, function)
     if not begun:
         return itertools.accumulate(iterator, function, initial=total)
-    made = itertools.accumulate(itertools.chain((total,), iterator), function)
-    advance(made, 1)
-    return made
+    iterator_in_c = itertools.accumulate(itertools.chain((total,), iterator), function)
+    advance(iterator_in_c, 1)
+    return iterator_in_c
 
 
 def _reversed(sequence: object, index: int) -> Iterator[Any]:

@@ -90,17 +90,17 @@ def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
         except AttributeError:
             if vm.world.inputs.place(owner) is None and owner.attributes is None:
                 raise
-    found = _own_attribute(vm, owner, name)
-    if found is MISSING:
+    value = _own_attribute(vm, owner, name)
+    if value is MISSING:
         raise no_attribute(_class_of(owner).__name__, name)
-    return found
+    return value
 
 
 def _is_made_here(vm: Machine, owner: Any) -> bool:
     """Whether all that was ever written to the memory of a tensor is in this trace."""
     group = owner.group
-    made = group.source is None and not group.frozen and id(owner) not in vm.world.inputs.masked
-    return made and vm.world.inputs.place(owner) is None
+    is_own = group.source is None and not group.frozen and id(owner) not in vm.world.inputs.masked
+    return is_own and vm.world.inputs.place(owner) is None
 
 
 def _class_of(owner: Any) -> Any:
@@ -127,8 +127,10 @@ def own_attributes(vm: Machine, owner: Any) -> dict[str, Any]:
     overlay, (real, source) = outside_attributes(vm, owner), vm.world.inputs.given(place)
     names = list(vars(real))
     vm.world.guards.add(attribute_source(source, "__dict__"), "dict_keys", names)
-    found = {name: overlay.get(name) for name in [*names, *overlay.known] if name not in _OF_BUFFERS}
-    return {name: value for name, value in found.items() if value is not MISSING and not hasattr(torch.Tensor, name)}
+    attributes = {name: overlay.get(name) for name in [*names, *overlay.known] if name not in _OF_BUFFERS}
+    return {
+        name: value for name, value in attributes.items() if value is not MISSING and not hasattr(torch.Tensor, name)
+    }
 
 
 _OF_BUFFERS = ("_is_buffer", "persistent")  # a traced one has them, too
@@ -138,20 +140,20 @@ def _of_origin(vm: Machine, owner: TracedTensor, name: str) -> object:
     """What the real tensor answers for an input, guarded, if it is a constant; a tensor made here answers itself."""
     place = vm.world.inputs.place(owner)
     if place is None:
-        found = getattr(owner, name)
-        viewed = vm.trace.input_of(owner.group) if name == "_base" and found is not None else None
+        value = getattr(owner, name)
+        viewed = vm.trace.input_of(owner.group) if name == "_base" and value is not None else None
         if viewed is not None:  # a view of a view has the base of that
             _of_origin(vm, vm.world.trace.inputs[viewed], name)
-        return found
+        return value
     changed = [known.tensor for known in vm.world.journal.hooks.values()]
     changed += [args[0] for function, args, _ in vm.later.calls if function is torch.Tensor.retain_grad]
     real, source = vm.world.inputs.given(place)
     with torch._C.DisableTorchFunctionSubclass():
-        found = getattr(real, name)
-    if not is_constant(found) or id(owner) in vm.world.inputs.masked or any(owner is tensor for tensor in changed):
+        value = getattr(real, name)
+    if not is_constant(value) or id(owner) in vm.world.inputs.masked or any(owner is tensor for tensor in changed):
         raise _refused(vm, name, "of an input is used")
-    vm.world.guards.add(attribute_source(source, name), "equals", found)
-    return found
+    vm.world.guards.add(attribute_source(source, name), "equals", value)
+    return value
 
 
 def store_tensor_attribute(vm: Machine, owner: Any, name: str, value: Any) -> None:

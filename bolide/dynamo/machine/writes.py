@@ -127,31 +127,31 @@ def _plain_module_store(owner: Outside, name: str, value: object) -> bool:
 
 def default_store(vm: Machine, owner: object, cls: type, name: str, value: object) -> object:
     """`object.__setattr__`."""
-    found = vm.world.classes.lookup(cls, name)
-    if type(found) is property:
-        if found.fset is None:
-            found.__set__(owner.real if type(owner) is Outside else owner, value)  # raises
-        return Call(found.fset, [owner, value])
-    setter = method_in_python(found, "__set__")
+    attribute = vm.world.classes.lookup(cls, name)
+    if type(attribute) is property:
+        if attribute.fset is None:
+            attribute.__set__(owner.real if type(owner) is Outside else owner, value)  # raises
+        return Call(attribute.fset, [owner, value])
+    setter = method_in_python(attribute, "__set__")
     if setter is not None:
-        return Call(setter, [with_state(vm, found, cls), owner, value])
+        return Call(setter, [with_state(vm, attribute, cls), owner, value])
     if type(owner) is Outside:
-        if name in ("__class__", "__dict__") and type(found) in SLOT_TYPES:
+        if name in ("__class__", "__dict__") and type(attribute) in SLOT_TYPES:
             if name == "__dict__" and type(value) is Outside and value is outside_namespace(vm, owner):
                 return None  # `thing.__dict__ |= names`
             raise vm.unsupported(f"the {name.strip('_')} of an object is replaced", "attribute_write")
-        if type(found) in SLOT_TYPES and name != "__dict__":
+        if type(attribute) in SLOT_TYPES and name != "__dict__":
             owner.slots(vm.world).set(name, value)
         elif owner.attrs is not None:
             owner.attrs.set(name, value)
-        elif found is MISSING:
+        elif attribute is MISSING:
             suffix = " and no __dict__ for setting new attributes" if sys.version_info >= (3, 13) else ""
             raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'{suffix}")
         else:
             raise vm.unsupported(f"an attribute of a {cls.__name__} object is assigned", "attribute_write")
         return None
-    if is_mask(type(owner)) and type(found) in SLOT_TYPES:
-        return Call(found.__set__, [owner, value])
+    if is_mask(type(owner)) and type(attribute) in SLOT_TYPES:
+        return Call(attribute.__set__, [owner, value])
     _put(vm, owner, name, value)
     return None
 
@@ -174,17 +174,17 @@ def delete_attribute(vm: Machine, owner: object, name: str) -> Any:
 
 def default_delete(vm: Machine, owner: Any, cls: type, name: str, of_module: bool = False) -> Any:
     """`object.__delattr__`, or that of an outside module, which looks among its members first."""
-    found = vm.world.classes.lookup(cls, name)
-    if type(found) is property:
-        if found.fdel is None:
-            found.__delete__(owner.real if type(owner) is Outside else owner)  # raises
-        return Call(found.fdel, [owner])
-    deleter = method_in_python(found, "__delete__")
+    attribute = vm.world.classes.lookup(cls, name)
+    if type(attribute) is property:
+        if attribute.fdel is None:
+            attribute.__delete__(owner.real if type(owner) is Outside else owner)  # raises
+        return Call(attribute.fdel, [owner])
+    deleter = method_in_python(attribute, "__delete__")
     if deleter is not None:
-        return Call(deleter, [with_state(vm, found, cls), owner])
+        return Call(deleter, [with_state(vm, attribute, cls), owner])
     if type(owner) is Outside:
         overlay = owner.attrs
-        if type(found) is types.MemberDescriptorType:
+        if type(attribute) is types.MemberDescriptorType:
             slots = owner.slots(vm.world)
             if slot_value(vm, owner, name) is MISSING:
                 raise AttributeError(name)

@@ -54,17 +54,17 @@ def _build_class(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> object
     for key in named:
         namespace[key] = None
     own = {base: vars(base)["__init_subclass__"] for base in hooked if id(base) in vm.world.classes.own}
-    made = _without_hooks(own, functools.partial(meta, name, resolved, namespace, **({} if own else keywords)))
-    vm.world.classes.own[id(made)] = made
+    cls = _without_hooks(own, functools.partial(meta, name, resolved, namespace, **({} if own else keywords)))
+    vm.world.classes.own[id(cls)] = cls
     for key, value in named.items():
-        type.__setattr__(made, key, value)
+        type.__setattr__(cls, key, value)
     if type(cell) is types.CellType:
-        cell.cell_contents = made
+        cell.cell_contents = cls
     for key, value in named.items():
-        vm.evaluate(_set_name(vm, value), [value, made, key])
+        vm.evaluate(_set_name(vm, value), [value, cls, key])
     if own:
-        vm.evaluate(generic.init_subclass, [made, keywords])
-    return made
+        vm.evaluate(generic.init_subclass, [cls, keywords])
+    return cls
 
 
 def _without_hooks(hooks: dict[type, Any], make: Callable[[], type]) -> type:

@@ -189,8 +189,8 @@ def _join(
     """Make the state of the program what it is after either way; it is now that after the second one."""
     first, second = ways
     merge = _Merge(vm, before, ways)
-    for made in (False, True):
-        if made:
+    for merges in (False, True):
+        if merges:
             merge.choose(pred, place)
         _merge_frames(merge, frame, join, first, second)
         _merge_holders(merge, first, second)
@@ -232,7 +232,7 @@ def _merge_writes(merge: _Merge, first: Way, second: Way) -> None:
         write = (first.writes.get(place) or second.writes[place])[0]
         ends = [way.writes[place][1] if place in way.writes else write.before for way in (first, second)]
         merged = merge.value(*ends)
-        if merge.made is not None:
+        if merge.results is not None:
             write.put(merged)
 
 
@@ -243,7 +243,7 @@ class _Merge:
     def __init__(self, vm: Machine, before: State, ways: list[Way]) -> None:
         self.vm, self.before, self.ways = vm, before, ways
         self.pairs: dict[tuple[int, int], tuple[TracedTensor, TracedTensor]] = {}
-        self.made: dict[tuple[int, int], TracedTensor] | None = None
+        self.results: dict[tuple[int, int], TracedTensor] | None = None
         self.partners: dict[int, Any] = {}  # the new object of the other way that a new object goes with, by id
         self.merged: dict[tuple[int, int], Any] = {}
 
@@ -254,15 +254,15 @@ class _Merge:
         vm, pairs = self.vm, list(self.pairs.values())
         self.merged = {}
         if not pairs:
-            self.made = {}
+            self.results = {}
             return
         vm.world.trace.functional_only = "control flow depends on data"
         ways = [(way.part, [way.part.adopt(pair[side]) for pair in pairs]) for side, way in enumerate(self.ways)]
-        made = choose(vm.trace, pred, ways)
-        for result, (tensor, _) in zip(made, pairs):
+        results = choose(vm.trace, pred, ways)
+        for result, (tensor, _) in zip(results, pairs):
             if result.requires_grad != tensor.requires_grad:
                 raise vm.unsupported("a way of a branch gives a tensor another history", "control_flow")
-        self.made = dict(zip(self.pairs, made))
+        self.results = dict(zip(self.pairs, results))
 
     def same_key(self, a: object, b: object) -> None:
         if not (a is b or (type(a) is type(b) and type(a) in CONSTANT_TYPES and same_constant(a, b))):
@@ -306,10 +306,10 @@ class _Merge:
         if any(map(_is_special, (a, b))):
             raise self.refused("the ways of a branch leave tensors of special kinds")
         key = id(a), id(b)
-        if self.made is None:
+        if self.results is None:
             self.pairs[key] = a, b
             return None
-        return self.made[key]
+        return self.results[key]
 
     def _object(self, a: Any, b: Any) -> Any:
         """Objects that the ways have made: they are alike if what is in them is."""
@@ -339,8 +339,8 @@ class _Merge:
             raise self.refused("the ways of a branch leave tuples of different lengths")
         parts = [self.value(x, y) for x, y in zip(tuple.__iter__(a), tuple.__iter__(b))]
         cls = type(b)
-        made = self.merged[id(a), id(b)] = tuple_of(cls, parts)
-        return made
+        merged = self.merged[id(a), id(b)] = tuple_of(cls, parts)
+        return merged
 
     def items(self, holder: object, first: Contents, second: Contents) -> None:
         if len(first) != len(second):
@@ -349,7 +349,7 @@ class _Merge:
         for (key_a, a), (key_b, b) in zip(first, second):
             self.same_key(key_a, key_b)
             merged.append((key_b, self.value(a, b)))
-        if self.made is not None:
+        if self.results is not None:
             put_back(holder, merged)
 
     # ---- memory that is shared in eager, or not
@@ -357,27 +357,27 @@ class _Merge:
     def note_aliases(self, place: Any) -> None:
         """In eager a result of the way taken may be a tensor that was there before, or share its memory with another
         result. Those of the graph are apart: neither may be written to, nor may both be seen at the end."""
-        found = list(self._aliases())
-        if not found:
+        pairs = list(self._aliases())
+        if not pairs:
             return
         alive = reachable_groups(self.vm)
-        for first, second in found:
+        for first, second in pairs:
             if second.source is not None or second.frozen or id(second) in alive:
                 self.vm.world.aliases.add(first, second, place)
 
     def _aliases(self) -> Iterator[tuple[AliasGroup, AliasGroup]]:
-        assert self.made is not None
+        assert self.results is not None
         for side, way in enumerate(self.ways):
             known: dict[int, AliasGroup] = {}
-            for key, made in self.made.items():
+            for key, result in self.results.items():
                 own = self.pairs[key][side].group
                 for group in self.vm.world.aliases.of(own):
                     origin = way.part.origin(group)
                     if group is not own or self.pairs[key][side]._trace is not way.part or origin is not own:
-                        yield made.group, origin
-                    other = known.setdefault(id(origin), made.group)
-                    if other is not made.group:
-                        yield made.group, other
+                        yield result.group, origin
+                    other = known.setdefault(id(origin), result.group)
+                    if other is not result.group:
+                        yield result.group, other
 
 
 def _is_special(tensor: TracedTensor) -> bool:

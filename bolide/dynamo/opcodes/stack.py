@@ -349,11 +349,11 @@ def _dict_merge(vm: Machine, frame: Frame, arg: int) -> bool | None:
 
 def described(function: object) -> str:
     """A function as CPython's messages about calls name it."""
-    real = real_value(function)
-    name = getattr(real, "__qualname__", None)
+    outside_value = real_value(function)
+    name = getattr(outside_value, "__qualname__", None)
     if name is None:
-        return str(real)
-    module = getattr(real, "__module__", None)
+        return str(outside_value)
+    module = getattr(outside_value, "__module__", None)
     return f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
 
 

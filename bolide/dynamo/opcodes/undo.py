@@ -112,18 +112,18 @@ def _items(value: object) -> Contents:
 
 def _of_instance(value: object) -> Contents:
     """The namespace of an instance, which is a dict of its own, and its slots."""
-    found: Contents = []
+    parts: Contents = []
     namespace = own_namespace(value)
     if namespace is not NO_NAMESPACE and namespace is not value:
-        found.append(("__dict__", namespace))
+        parts.append(("__dict__", namespace))
     for base in type(value).__mro__:
         for name, member in vars(base).items() if is_python_class(base) and "__slots__" in vars(base) else ():
             if type(member) is types.MemberDescriptorType:
                 try:
-                    found.append(((base, name), member.__get__(value)))
+                    parts.append(((base, name), member.__get__(value)))
                 except AttributeError:
                     continue
-    return found
+    return parts
 
 
 def _of_function(function: types.FunctionType) -> Contents:
@@ -148,11 +148,11 @@ def _of_frame(frame: Frame) -> Contents:
     return [("state", state), ("snapshot", frame.snapshot), ("then", frame.then_value), *enumerate(values)]
 
 
-def _leaves(value: Any, made: tuple[type, ...]) -> Iterator[Any]:
+def _leaves(value: Any, kinds: tuple[type, ...]) -> Iterator[Any]:
     """What is in containers that `__reduce__` has made."""
-    if type(value) in made:
+    if type(value) in kinds:
         for part in value:
-            yield from _leaves(part, made)
+            yield from _leaves(part, kinds)
     else:
         yield value
 
@@ -206,21 +206,21 @@ class State:
     def _roots(self) -> list[Any]:
         vm, world = self.vm, self.world
         frame = vm.frames[-1]
-        found: list[Any] = [*vm.frames[:-1], *frame.locals, *frame.stack, *frame.exceptions]
-        found += [frame.snapshot, frame.then_value, frame.function]
-        found += world.journal.reached()
-        found += [*world.namespaces.own.values(), *world.classes.own.values()]
-        found += [table for slot, table in vm.slots.items() if slot.undone]
-        return found + [generator for ref in vm.own_generators if (generator := ref()) is not None]
+        roots: list[Any] = [*vm.frames[:-1], *frame.locals, *frame.stack, *frame.exceptions]
+        roots += [frame.snapshot, frame.then_value, frame.function]
+        roots += world.journal.reached()
+        roots += [*world.namespaces.own.values(), *world.classes.own.values()]
+        roots += [table for slot, table in vm.slots.items() if slot.undone]
+        return roots + [generator for ref in vm.own_generators if (generator := ref()) is not None]
 
     def _around(self) -> list[Any]:
         """What is compared by value: the state of the machine, and of torch's modes."""
         vm, world = self.vm, self.world
         of_world = (world.journal.hooks, world.journal.flags, world.drawn_from, world.draws, world.inputs.masked)
         of_run = (vm.later.calls, vm.later.checks, vm.modes.setters, world.trace.renewed, world.trace.derivation.spent)
-        found: list[Any] = [len(each) for each in (*of_world, *of_run)]
-        found += [world.journal.progress(), [id(manager) for manager in vm.modes.entered]]
-        return [*found, modes.settings(), modes.stacks()]
+        state: list[Any] = [len(each) for each in (*of_world, *of_run)]
+        state += [world.journal.progress(), [id(manager) for manager in vm.modes.entered]]
+        return [*state, modes.settings(), modes.stacks()]
 
     def _walk(self, roots: Iterable[Any]) -> None:
         waiting = list(roots)
@@ -229,12 +229,12 @@ class State:
             if id(value) in self.seen or (type(value) in CONSTANT_TYPES and type(value) not in _HOLDING):
                 continue
             self.seen[id(value)] = value
-            found = contents(self.vm, value)
-            if found is not None:
-                self.kept[id(value)] = value, found
+            inner = contents(self.vm, value)
+            if inner is not None:
+                self.kept[id(value)] = value, inner
                 if isinstance(value, _WITH_ITEMS):
                     self._walk_instance(value, waiting)
-                for key, inside in found:
+                for key, inside in inner:
                     waiting.append(inside)
                     if type(key) not in CONSTANT_TYPES and isinstance(value, dict):
                         waiting.append(key)
@@ -257,7 +257,7 @@ class State:
         if any(id(generator) not in self.generators for generator in self.vm.unfinished()):
             raise self._refused("a way of a branch leaves a generator that has not come to its end")
         self._note_new()
-        found = {}
+        changes = {}
         for key, (holder, before) in self.kept.items():
             now = contents(self.vm, holder)
             assert now is not None
@@ -269,8 +269,8 @@ class State:
                 raise self._refused(f"a way of a branch changes a {kind.__name__}")
             if any(is_finalised(value) for _, value in before):
                 raise self._refused("a way of a branch drops an object whose end can be seen")
-            found[key] = (holder, before, now)
-        return found
+            changes[key] = (holder, before, now)
+        return changes
 
     def _note_new(self) -> None:
         """What was first read of the outside world since: what it held then."""
@@ -292,13 +292,13 @@ class State:
 
     def writes(self) -> dict[tuple[int, Any], tuple[Write, Any]]:
         """The places of the outside world that were written since: the first write to each, and what is there now."""
-        found: dict[tuple[int, Any], tuple[Write, Any]] = {}
+        writes: dict[tuple[int, Any], tuple[Write, Any]] = {}
         for write in self.world.journal.writes[self.mark :]:
-            if write.place not in found:
+            if write.place not in writes:
                 if is_finalised(write.before):
                     raise self._refused("a way of a branch drops an object whose end can be seen")
-                found[write.place] = write, write.now()
-        return found
+                writes[write.place] = write, write.now()
+        return writes
 
     def restore(self, changed: dict[int, tuple[Any, Contents, Contents]]) -> None:
         """Put everything back."""

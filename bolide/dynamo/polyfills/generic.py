@@ -253,10 +253,10 @@ def cached_property_get(owner: Any, function: Any, name: Any) -> Any:
 
 
 def instantiate(cls: Any, args: Any, kwargs: Any) -> Any:
-    made = cls.__new__(cls, *args, **kwargs)
-    if type.__subclasscheck__(cls, type(made)):  # past what the class, or the object, says of that
-        type(made).__init__(made, *args, **kwargs)
-    return made
+    instance = cls.__new__(cls, *args, **kwargs)
+    if type.__subclasscheck__(cls, type(instance)):  # past what the class, or the object, says of that
+        type(instance).__init__(instance, *args, **kwargs)
+    return instance
 
 
 def truth(value: Any) -> Any:
@@ -363,8 +363,8 @@ def compare(left: Any, right: Any, forward: Any, reflected: Any, symbol: Any) ->
 
 def contains(container: Any, item: Any) -> Any:
     cls = type(container)
-    found = getattr(cls, "__contains__", list.__contains__)
-    if found is not list.__contains__ and found is not tuple.__contains__:
+    method = getattr(cls, "__contains__", list.__contains__)
+    if method is not list.__contains__ and method is not tuple.__contains__:
         return True if cls.__contains__(container, item) else False  # noqa: SIM210
     if not (hasattr(cls, "__iter__") or hasattr(cls, "__getitem__")):
         raise TypeError(f"argument of type {cls.__name__!r} is not iterable")
@@ -466,6 +466,6 @@ def merge_keywords(target: Any, mapping: Any, function: Any, misread: Any) -> An
     raise TypeError(message)
 
 
-def init_subclass(made: Any, keywords: Any) -> None:
+def init_subclass(cls: Any, keywords: Any) -> None:
     """What making a class does last."""
-    super(made, made).__init_subclass__(**keywords)
+    super(cls, cls).__init_subclass__(**keywords)

@@ -199,11 +199,11 @@ def list_index(items: Any, value: Any, start: Any = 0, stop: Any = None) -> Any:
 
 
 def list_count(items: Any, value: Any) -> int:
-    found = 0
+    count = 0
     for item in items:
         if item is value or item == value:
-            found += 1
-    return found
+            count += 1
+    return count
 
 
 def list_remove(items: Any, value: Any) -> None:
@@ -270,10 +270,10 @@ def ordered_update(target: Any, args: Any, kwargs: Any) -> None:
 
 def ordered_copy(source: Any) -> Any:
     """`OrderedDict.copy` of an instance of a subclass."""
-    made = type(source)()
+    copy = type(source)()
     for key in list(collections.OrderedDict.__iter__(source)):
-        made[key] = source[key]
-    return made
+        copy[key] = source[key]
+    return copy
 
 
 def dict_ior(target: Any, source: Any) -> Any:
@@ -358,23 +358,23 @@ def has_items(wanted: Any, owner: Any, items: Any) -> Any:
 
 def from_keys(cls: Any, iterable: Any, value: Any = None) -> Any:
     """`dict.fromkeys`."""
-    made = cls()
+    result = cls()
     for key in iterable:
-        made[key] = value
-    return made
+        result[key] = value
+    return result
 
 
 def make_dict(cls: Any, args: Any, kwargs: Any) -> Any:
     """`cls(*args, **kwargs)` of a class of dicts with no `__new__` of its own."""
-    made = cls.__new__(cls)
-    cls.__init__(made, *args, **kwargs)
-    return made
+    result = cls.__new__(cls)
+    cls.__init__(result, *args, **kwargs)
+    return result
 
 
 def make_default_dict(factory: Any, /, *args: Any, **kwargs: Any) -> Any:
-    made: Any = collections.defaultdict(factory)
-    dict_update(made, args, kwargs)
-    return made
+    result: Any = collections.defaultdict(factory)
+    dict_update(result, args, kwargs)
+    return result
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -533,7 +533,7 @@ def copy_shallow(value: Any) -> Any:
     hook = getattr(type(value), "__copy__", None)
     if hook is not None:
         return hook(value)
-    return _copied(value, lambda part: part, lambda made: None)
+    return _copied(value, lambda part: part, lambda new: None)
 
 
 def new_memo() -> Any:
@@ -556,18 +556,18 @@ def copy_deep(value: Any, memo: Any = None, _nil: Any = None) -> Any:
         return value
     hook = getattr(value, "__deepcopy__", None)
     if hook is not None:
-        made = hook(memo)
+        result = hook(memo)
     elif type(value) is tuple:
         parts = tuple([copy_deep(item, memo) for item in value])
-        made = parts
+        result = parts
         if all([a is b for a, b in zip(parts, value)]):  # noqa: C419
-            made = value
+            result = value
     else:
-        made = _copied(value, lambda part: copy_deep(part, memo), lambda new: memo.__setitem__(key, new))
-    if made is not value:
-        memo[key] = made
+        result = _copied(value, lambda part: copy_deep(part, memo), lambda new: memo.__setitem__(key, new))
+    if result is not value:
+        memo[key] = result
         memo.setdefault(id(memo), []).append(value)
-    return made
+    return result
 
 
 def copy_tensor_deep(value: Any, memo: Any) -> Any:
@@ -575,22 +575,22 @@ def copy_tensor_deep(value: Any, memo: Any) -> Any:
     key = memo_key(value, memo)
     if key in memo:
         return memo[key]
-    made = new_tensor(value, memo)
+    result = new_tensor(value, memo)
     gradient, attributes = beside_tensor(value)
     if gradient is not None:
-        made.grad = copy_tensor_deep(gradient, memo)
+        result.grad = copy_tensor_deep(gradient, memo)
     for name, attribute in attributes.items():
-        setattr(made, name, copy_deep(attribute, memo))
-    memo[key] = made
-    return made
+        setattr(result, name, copy_deep(attribute, memo))
+    memo[key] = result
+    return result
 
 
 def copy_tensor_shallow(value: Any) -> Any:
     """`copy.copy` of a tensor."""
-    made = new_tensor(value)
+    result = new_tensor(value)
     for name, attribute in beside_tensor(value, True)[1].items():
-        setattr(made, name, attribute)
-    return made
+        setattr(result, name, attribute)
+    return result
 
 
 def new_tensor(value: Any, memo: Any = None) -> Any:
@@ -612,27 +612,27 @@ def _copied(value: Any, part: Any, note: Any) -> Any:
         return _rebuilt(value, part, note)
     if issubclass(cls, (tuple, frozenset)):
         parts = [part(item) for item in value]
-        made = cls.__new__(cls, *parts) if hasattr(cls, "_fields") else cls.__new__(cls, parts)
+        new = cls.__new__(cls, *parts) if hasattr(cls, "_fields") else cls.__new__(cls, parts)
     elif issubclass(cls, (int, float, str, bytes)):
-        made = cls.__new__(cls, value)
+        new = cls.__new__(cls, value)
     else:
-        made = cls.__new__(cls)
-    note(made)
+        new = cls.__new__(cls)
+    note(new)
     if issubclass(cls, collections.deque):
-        made.__init__([part(item) for item in value], value.maxlen)
+        new.__init__([part(item) for item in value], value.maxlen)
     elif issubclass(cls, list):
         for item in value:
-            made.append(part(item))
+            new.append(part(item))
     elif issubclass(cls, set):
         for item in value:
-            made.add(part(item))
+            new.add(part(item))
     elif issubclass(cls, dict):
         if issubclass(cls, collections.defaultdict):
-            made.default_factory = value.default_factory
+            new.default_factory = value.default_factory
         for key, item in value.items():
-            made[part(key)] = part(item)
-    _copy_state(value, made, part)
-    return made
+            new[part(key)] = part(item)
+    _copy_state(value, new, part)
+    return new
 
 
 def iterator_parts(value: Any) -> Any:
@@ -654,32 +654,32 @@ def _rebuilt(value: Any, part: Any, note: Any) -> Any:
     if isinstance(parts, str):
         return value
     function, args, state, items, pairs = (*parts, None, None, None)[:5]
-    made = function(*[part(arg) for arg in args])
-    note(made)
+    new = function(*[part(arg) for arg in args])
+    note(new)
     if state is not None:
-        _give_state(made, part(state))
+        _give_state(new, part(state))
     for item in items or ():
-        made.append(part(item))
+        new.append(part(item))
     for key, item in pairs or ():
-        made[part(key)] = part(item)
-    return made
+        new[part(key)] = part(item)
+    return new
 
 
-def _give_state(made: Any, state: Any) -> None:
+def _give_state(new: Any, state: Any) -> None:
     """What `copy` does with the state that `__reduce__` has told."""
-    if hasattr(made, "__setstate__"):
-        made.__setstate__(state)
+    if hasattr(new, "__setstate__"):
+        new.__setstate__(state)
         return
     in_slots = None
     if isinstance(state, tuple) and len(state) == 2:
         state, in_slots = state
     if state:
-        made.__dict__.update(state)
+        new.__dict__.update(state)
     for name, item in (in_slots or {}).items():
-        setattr(made, name, item)
+        setattr(new, name, item)
 
 
-def _copy_state(value: Any, made: Any, part: Any) -> None:
+def _copy_state(value: Any, new: Any, part: Any) -> None:
     cls = type(value)
     state: Any = {}
     if hasattr(cls, "__getstate__") and cls.__getstate__ is not getattr(object, "__getstate__", None):
@@ -688,12 +688,12 @@ def _copy_state(value: Any, made: Any, part: Any) -> None:
         state = {key: part(item) for key, item in value.__dict__.items()}
     if hasattr(cls, "__setstate__"):
         if state:
-            made.__setstate__(state)
+            new.__setstate__(state)
         return
     for key, item in state.items():
-        made.__dict__[key] = item
+        new.__dict__[key] = item
     for base in cls.__mro__:
         names = base.__dict__.get("__slots__", ())
         for name in (names,) if isinstance(names, str) else names:
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                object.__setattr__(made, name, part(getattr(value, name)))
+                object.__setattr__(new, name, part(getattr(value, name)))

@@ -107,12 +107,12 @@ def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
     return true_fn(*operands) if pred else false_fn(*operands)
 
 
-def while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Any, made: Any) -> Any:
+def while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Any, arranged: Any) -> Any:
     """`while_loop`: the body gives the next carried values, arranged as in `made`."""
     spec, carried = pytree.tree_structure(carried_inputs), pytree.tree_leaves(carried_inputs)
     while cond_fn(*pytree.tree_unflatten(carried, spec)):
         carried = pytree.tree_leaves(body_fn(*pytree.tree_unflatten(carried, spec)))
-    return pytree.tree_unflatten(carried, pytree.tree_structure(made))
+    return pytree.tree_unflatten(carried, pytree.tree_structure(arranged))
 
 
 def both(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
@@ -133,11 +133,11 @@ def scan(combine_fn: Any, init: Any, xs: Any, *, dim: int = 0, reverse: bool = F
     if dim < 0:
         dim += leaves[0].dim()
     slices, spec = _slices(xs, dim)
-    carry, made = init, []
+    carry, stacked = init, []
     for position in range(len(slices))[:: -1 if reverse else 1]:
         carry, result = applied(combine_fn, carry, pytree.tree_unflatten(slices[position], spec))
-        made.append(result)
-    results = _stacked(made[::-1] if reverse else made)
+        stacked.append(result)
+    results = _stacked(stacked[::-1] if reverse else stacked)
     if dim and MOVES_RESULTS:
         results = pytree.tree_map(lambda result: result.movedim(0, dim) if dim < result.dim() else result, results)
     return carry, results
@@ -155,8 +155,8 @@ def associative_scan(combine_fn: Any, xs: Any, dim: int, reverse: bool = False, 
     combine = torch.vmap(combine_fn, (over, over)) if combine_mode == "generic" else combine_fn
 
     def combined(left: Any, right: Any) -> Any:
-        made = combine(pytree.tree_unflatten(left, spec), pytree.tree_unflatten(right, spec))
-        return pytree.tree_leaves(made)
+        result = combine(pytree.tree_unflatten(left, spec), pytree.tree_unflatten(right, spec))
+        return pytree.tree_leaves(result)
 
     def scanned(items: Any) -> Any:
         count = items[0].shape[0]
@@ -194,7 +194,7 @@ def _slices(xs: Any, dim: int) -> Any:
     return [list(items) for items in zip(*[leaf.unbind(dim) for leaf in leaves], strict=True)], spec
 
 
-def _stacked(made: Any) -> Any:
-    flat = [pytree.tree_flatten(item) for item in made]
+def _stacked(slices: Any) -> Any:
+    flat = [pytree.tree_flatten(item) for item in slices]
     spec = flat[0][1]
     return pytree.tree_unflatten([torch.stack(items) for items in zip(*[leaves for leaves, _ in flat])], spec)

@@ -67,15 +67,15 @@ def _as_tensor(vm: Machine, data: object, /, **options: Any) -> object:
 
 @answers(torch.tensor, recorded=True)
 def _tensor(vm: Machine, data: object, *, requires_grad: bool = False, **options: Any) -> object:
-    made = _tensor_of_data(vm, data, options, copy=True)
-    return made.requires_grad_() if requires_grad and made is not NATIVE else made
+    tensor = _tensor_of_data(vm, data, options, copy=True)
+    return tensor.requires_grad_() if requires_grad and tensor is not NATIVE else tensor
 
 
 def _tensor_of_data(vm: Machine, data: Any, options: Kwargs, copy: bool) -> Any:
     """A tensor of numbers of the graph, or in the memory of an array or, with `copy`, of what is in it."""
-    made = of_numbers(vm, _with_tensors(data), options.get("dtype"), options.get("device"))
-    if made is not None:
-        return made
+    tensor = of_numbers(vm, _with_tensors(data), options.get("dtype"), options.get("device"))
+    if tensor is not None:
+        return tensor
     return _converted(data, options, copy) if isinstance(data, (TracedArray, TracedFloat)) else NATIVE
 
 
@@ -112,8 +112,8 @@ def _construct(cls: type, dtype: torch.dtype, vm: Machine, args: Args, kwargs: K
 def _converted(value: TracedArray | TracedFloat, options: Kwargs, copy: bool) -> torch.Tensor:
     if type(value) is TracedFloat:
         options["dtype"] = options.get("dtype") or torch.get_default_dtype()
-    made: torch.Tensor = value.tensor.clone() if copy else value.tensor
-    return made.to(**options) if options else made
+    tensor: torch.Tensor = value.tensor.clone() if copy else value.tensor
+    return tensor.to(**options) if options else tensor
 
 
 @intercept_each((numpy.asarray, numpy.asanyarray, numpy.ascontiguousarray, numpy.array))
@@ -136,8 +136,8 @@ def _as_array(function: Callable[..., object], vm: Machine, args: Args, kwargs: 
     like = expected(function, [value, *args[1:]], kwargs, arrays.KIND)
     if like is None:
         raise arrays.refused(name)
-    made = value.array.astype(arrays.into(numpy.dtype(dtype))) if dtype is not None else value.array
-    tensor = made.tensor.clone() if copy and made.tensor is value.tensor else made.tensor
+    array = value.array.astype(arrays.into(numpy.dtype(dtype))) if dtype is not None else value.array
+    tensor = array.tensor.clone() if copy and array.tensor is value.tensor else array.tensor
     return arranged(like, TracedArray(layer().ndarray(tensor)), arrays.KIND, {}, [value])
 
 

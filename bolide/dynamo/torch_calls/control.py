@@ -113,8 +113,8 @@ def _repeated(vm: Machine, carried: Sequence[TracedTensor], parts: Sequence[tupl
     table = enter(Repetition(runs[0], runs[1], metas))
     nodes = [vm.trace.adopt(operand).node for operand in outer]
     sizes = vm.trace.unwrap(place.sizes(vm.trace))
-    made = vm.trace.call(branches.repeat, nodes[: len(carried)], nodes[len(carried) :], sizes, table)
-    return vm.trace.wrap(made)
+    outputs = vm.trace.call(branches.repeat, nodes[: len(carried)], nodes[len(carried) :], sizes, table)
+    return vm.trace.wrap(outputs)
 
 
 REMEDY = "give the functions what they need as operands, and return new tensors"
@@ -160,10 +160,12 @@ def check_operands(vm: Machine, operands: Sequence[Any]) -> None:
         raise refused(vm, "operands of control flow share memory")
 
 
-def check_alike(vm: Machine, given: Sequence[Any], made: Sequence[Any]) -> None:
+def check_alike(vm: Machine, given: Sequence[Any], results: Sequence[Any]) -> None:
     """What a step of a loop makes of carried values can be carried on."""
-    if [carried(value) for value in given] != [carried(value) for value in made]:
-        raise refused(vm, f"a loop is given {list(map(carried, given))}, and goes on with {list(map(carried, made))}")
+    if [carried(value) for value in given] != [carried(value) for value in results]:
+        raise refused(
+            vm, f"a loop is given {list(map(carried, given))}, and goes on with {list(map(carried, results))}"
+        )
 
 
 def carried(value: Any) -> Any:
@@ -206,10 +208,10 @@ def _scan(vm: Machine, combine_fn: object, init: object, xs: object, *, dim: int
             raise refused(vm, "a scan begins with something that is no tensor")
     with without_effects(vm):
         options = {"dim": dim, "reverse": reverse}
-        carry, made = vm.evaluate(torch_functions.scan, [combine_fn, init, xs], options)
+        carry, results = vm.evaluate(torch_functions.scan, [combine_fn, init, xs], options)
     if leaves:
         check_alike(vm, carried_first, pytree.tree_leaves(carry))
-    return carry, made
+    return carry, results
 
 
 @answers(operators.associative_scan)
@@ -224,9 +226,9 @@ def _applied(vm: Machine, function: object, *given: object) -> object:
     graph = vm.trace.graph
     before = graph._root._prev
     result = vm.evaluate(function, list(given))
-    node, made = graph._root._prev, set()
+    node, nodes = graph._root._prev, set()
     while node is not before and node is not graph._root:
-        made.add(node)
+        nodes.add(node)
         node = node._prev
-    check_results(vm, pytree.tree_leaves(result), lambda value: value.group.base in made)
+    check_results(vm, pytree.tree_leaves(result), lambda value: value.group.base in nodes)
     return result

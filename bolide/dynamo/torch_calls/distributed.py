@@ -42,8 +42,8 @@ def _collective(function: Any, results: str, compute: Callable[[Any, str, int], 
             return NATIVE
         vm.trace.where = vm.where()
         given["op"] = _REDUCTIONS[op]
-        made = torch.ops._c10d_functional.wait_tensor(compute(given, world.group_name, world.size()))
-        for target, value in zip(targets, made.chunk(len(targets))):
+        result = torch.ops._c10d_functional.wait_tensor(compute(given, world.group_name, world.size()))
+        for target, value in zip(targets, result.chunk(len(targets))):
             target.copy_(value.view_as(target))
         return None
 

@@ -64,8 +64,8 @@ _MASKS: Slot[dict[type, Any]] = Slot(dict)
 
 def _mask(vm: Machine, cls: type) -> Any:
     """The class of traced tensors that stand for tensors of `cls`."""
-    made = _MASKS.of(vm).get(cls)
-    if made is None:
+    mask = _MASKS.of(vm).get(cls)
+    if mask is None:
         _refuse(vm.world, cls)
         vm.world.classes.lookup(cls, "__torch_function__")  # guards it
         asked: Any = cls.__torch_function__  # type: ignore[attr-defined]
@@ -75,12 +75,12 @@ def _mask(vm: Machine, cls: type) -> Any:
         namespace |= {name: getattr(cls, name) for name in ("__module__", "__qualname__")}
         own = [base for base in cls.__bases__ if issubclass(base, torch.Tensor) and not is_of_torch(base)]
         bases = [_mask(vm, base) for base in own] or [TracedTensor]  # torch asks subclasses before others
-        made = _MASKS.of(vm)[cls] = type(cls)(cls.__name__, (cls, *bases), namespace)
+        mask = _MASKS.of(vm)[cls] = type(cls)(cls.__name__, (cls, *bases), namespace)
         vm.trace.functional_only = "a subclass of Tensor computes"
         recorder = vm.recorder
         if recorder is not None:
             recorder.refusal = vm.trace.functional_only
-    return made
+    return mask
 
 
 def _asked(vm: Machine, cls: type, function: Any) -> Callable[..., Any]:
@@ -143,8 +143,8 @@ def _make_subclass(
         reason = f"a tensor is made a {cls.__name__}, a subclass of Tensor"
         raise vm.unsupported(reason, "input", _REMEDY, "a tensor subclass is made")
     with torch._C.DisableTorchFunctionSubclass():
-        made: Any = tensor.detach().requires_grad_(bool(require_grad))
-    return made if cls is torch.Tensor else _made(vm, made, cls)
+        alias: Any = tensor.detach().requires_grad_(bool(require_grad))
+    return alias if cls is torch.Tensor else _made(vm, alias, cls)
 
 
 @answers(torch.Tensor.__new__)
@@ -154,8 +154,8 @@ def _new(vm: Machine, given_cls: type, *given: Any, **others: object) -> object:
     if cls is torch.Tensor or others or len(given) > 1:
         return NATIVE
     vm.trace.where = vm.where()
-    made: Any = _aliased(given[0]) if given and _as_real(given[0]) else torch.Tensor(*given)
-    return _made(vm, made, cls)
+    alias: Any = _aliased(given[0]) if given and _as_real(given[0]) else torch.Tensor(*given)
+    return _made(vm, alias, cls)
 
 
 # ---- what torch asks in the program ----------------------------------------------------------------------------------
@@ -244,11 +244,11 @@ def _recipe(rebuilder: Rebuilder, value: TracedTensor) -> Recipe:
     """A tensor that the program has made; what it has put on it comes later, for it may lead back to the tensor."""
     cls = Recipe("constant", vars(rebuilder.world.inputs.masked[id(value)][1])[STANDS_FOR])
     if value.requires_grad and value.is_leaf:
-        made = Recipe("call", _new_leaf, (rebuilder.plain_tensor(value), cls))
+        recipe = Recipe("call", _new_leaf, (rebuilder.plain_tensor(value), cls))
     else:
-        made = Recipe("call", torch.Tensor.as_subclass, (rebuilder.plain_tensor(value), cls))
-    rebuilder.unfilled.append((value, TracedTensor, made))
-    return made
+        recipe = Recipe("call", torch.Tensor.as_subclass, (rebuilder.plain_tensor(value), cls))
+    rebuilder.unfilled.append((value, TracedTensor, recipe))
+    return recipe
 
 
 def _new_leaf(leaf: torch.Tensor, cls: Any) -> Any:

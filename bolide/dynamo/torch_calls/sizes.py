@@ -236,10 +236,10 @@ def of_numbers(vm: Machine, values: Any, dtype: torch.dtype | None, device: Any)
         return None
     try:
         with torch.no_grad():
-            made: torch.Tensor = _stacked(vm, values, dtype)
+            tensor: torch.Tensor = _stacked(vm, values, dtype)
     except RuntimeError:  # lists of different lengths: torch says what is wrong
         return None
-    return made.to(device) if device is not None else made
+    return tensor.to(device) if device is not None else tensor
 
 
 def _fits(vm: Machine, leaf: Any, dtype: torch.dtype) -> bool:

@@ -66,8 +66,8 @@ _STAND_INS: Slot[dict[type, Any]] = Slot(dict)
 
 
 def _stand_in(vm: Machine, cls: type) -> Any:
-    made = _STAND_INS.of(vm).get(cls)
-    if made is None:
+    stand_in = _STAND_INS.of(vm).get(cls)
+    if stand_in is None:
         namespace: dict[str, Any] = {STANDS_FOR: cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
         for name in (*_PROTOCOL, "__torch_dispatch__", "__torch_function__"):
             vm.world.classes.rely_on(cls, name)
@@ -76,8 +76,8 @@ def _stand_in(vm: Machine, cls: type) -> Any:
             if function is not None:
                 text = f"{cls.__name__}.{name}"
                 namespace[name] = classmethod(_asked(vm, cls, later(vm, function, text)))
-        made = _STAND_INS.of(vm)[cls] = type(cls)(cls.__name__, (cls,), namespace)
-    return made
+        stand_in = _STAND_INS.of(vm)[cls] = type(cls)(cls.__name__, (cls,), namespace)
+    return stand_in
 
 
 def _asked(vm: Machine, cls: type, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,10 +104,10 @@ def _make_wrapper(vm: Machine, cls: type, *others: Any, **options: Any) -> objec
     if not is_wrapper(cls):
         raise _refused(vm, cls, "does not say what it is made of, or inherits how it computes")
     vm.world.trace.functional_only, vm.world.trace.derivation.is_own = "a subclass of Tensor computes", True
-    made = torch.Tensor._make_wrapper_subclass(_stand_in(vm, cls), *others, **options)
-    if made.requires_grad and torch.is_grad_enabled():
+    wrapper = torch.Tensor._make_wrapper_subclass(_stand_in(vm, cls), *others, **options)
+    if wrapper.requires_grad and torch.is_grad_enabled():
         raise _refused(vm, cls, "is made that requires grad")
-    return made
+    return wrapper
 
 
 def _refused(vm: Machine, cls: Any, why: str) -> Unsupported:
@@ -144,21 +144,21 @@ def wrap_parts(world: World, real: Any, source: Source) -> Any:
     world.guards.add(Source("apply", source, (), facts), "equals", described)
     names, context = real.__tensor_flatten__()
     parts = {name: world.wrap(getattr(real, name), attribute_source(source, name)) for name in names}
-    made = world.program.evaluate(cls.__tensor_unflatten__, [parts, context, real.size(), real.stride()])
-    if class_of(made) is not cls:
-        reason = f"{cls.__name__}.__tensor_unflatten__ makes a {class_of(made).__name__}"
+    stand_in = world.program.evaluate(cls.__tensor_unflatten__, [parts, context, real.size(), real.stride()])
+    if class_of(stand_in) is not cls:
+        reason = f"{cls.__name__}.__tensor_unflatten__ makes a {class_of(stand_in).__name__}"
         raise Unsupported(reason, where, None, "input")
     if real.requires_grad:
-        made = _with_history(world, real, source, made)
+        stand_in = _with_history(world, real, source, stand_in)
     if isinstance(real, torch.nn.Parameter):
-        made._is_param = True
-    return world.identities.mirror(made, source)
+        stand_in._is_param = True
+    return world.identities.mirror(stand_in, source)
 
 
-def _with_history(world: World, real: Any, source: Source, made: Any) -> Any:
+def _with_history(world: World, real: Any, source: Source, stand_in: Any) -> Any:
     """The stand-in as one that requires grad, as the real wrapper does."""
     if torch.is_inference_mode_enabled():
-        return made.requires_grad_()
+        return stand_in.requires_grad_()
     root = Source("apply", source, (), handles)
     ends = for_real(handles, real)
     places = [place for place, handle in enumerate(ends) if handle.requires_grad]
@@ -167,7 +167,7 @@ def _with_history(world: World, real: Any, source: Source, made: Any) -> Any:
         leaf = for_real(as_leaf, ends[place])
         given[place] = world.inputs.add(ends[place], Source("item", root, place), leaf)
     with torch.enable_grad():  # its history begins at the handles
-        return _Given.apply([made], form_of(made, class_of), class_of, *given)  # type: ignore[no-untyped-call]
+        return _Given.apply([stand_in], form_of(stand_in, class_of), class_of, *given)  # type: ignore[no-untyped-call]
 
 
 def _recipe(rebuilder: Rebuilder, value: Any) -> Recipe | None:
@@ -270,8 +270,8 @@ class _Handles(torch.autograd.Function):
         *parts, whole = gradients
         if all(part is None for part in parts):
             return whole
-        made = put_together(ctx.form, iter(parts), unflatten)
-        return made if whole is None else made + whole
+        gradient = put_together(ctx.form, iter(parts), unflatten)
+        return gradient if whole is None else gradient + whole
 
 
 def _empty(like: Any) -> torch.Tensor:

@@ -71,11 +71,11 @@ def _is_view(vm: Machine, tensor: torch.Tensor) -> object:
     place = vm.world.inputs.place(tensor)
     if place is None:
         return NATIVE
-    real, source = vm.world.inputs.given(place)
-    if type(real) not in (torch.Tensor, torch.nn.Parameter):
+    given, source = vm.world.inputs.given(place)
+    if type(given) not in (torch.Tensor, torch.nn.Parameter):
         raise vm.unsupported("a subclass of Tensor is asked", "tensor_method", _ASK_OUTSIDE, "Tensor._is_view")
-    vm.world.guards.add(Source("apply", source, (), torch.Tensor._is_view), "equals", real._is_view())
-    return real._is_view()
+    vm.world.guards.add(Source("apply", source, (), torch.Tensor._is_view), "equals", given._is_view())
+    return given._is_view()
 
 
 @intercept(torch.autograd.graph.get_gradient_edge)
