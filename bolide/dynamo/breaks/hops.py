@@ -150,9 +150,8 @@ class _Writer:
         if name in _INSTRUCTIONS:
             _INSTRUCTIONS[name](self, frame, arg)
         elif UNIFORM[name].asks == "nothing":
-            OPCODES[name](
-                self.running.machine, frame, self.namespace.reference(arg, "constant") if name == "LOAD_CONST" else arg
-            )
+            arg = self.namespace.reference(arg, "constant") if name == "LOAD_CONST" else arg
+            OPCODES[name](self.running.machine, frame, arg)
         else:
             raise _NoHop
 
@@ -196,10 +195,11 @@ class _Writer:
         """Leave where a condition holds, in front of the present instruction unless another one is given."""
         self.lines.append(f"if {condition}: {self.leave(self.at if pc is None else pc)}")
 
-    def guarded(self, statement: str) -> None:
-        """A statement that may raise."""
-        raised = self.leave(self.at + 1, more=", error")
-        self.lines += ["try:", f"    {statement}", "except BaseException as error:", f"    {raised}"]
+    def guarded(self, expression: str) -> str:
+        """The variable for the value of an expression that may raise."""
+        variable, raised = next(self.fresh), self.leave(self.at + 1, more=", error")
+        self.lines += ["try:", f"    {variable} = {expression}", "except BaseException as error:", f"    {raised}"]
+        return variable
 
     # -- expressions
 
@@ -247,19 +247,15 @@ def _expression(writer: _Writer, frame: Frame, arg: Any) -> None:
         raise _NoHop
     if not writer.first:
         writer.leave_if(f"not ({writer.are_scalars(*operands)})")
-    result = next(writer.fresh)
     value = _EXPRESSIONS[name].format(*operands, arg=writer.namespace.reference(arg, "arg"))
-    writer.guarded(f"{result} = {value}")
-    frame.stack[-count:] = [result]
+    frame.stack[-count:] = [writer.guarded(value)]
 
 
 @_instruction("BINARY_SUBSCR")
 def _binary_subscr(writer: _Writer, frame: Frame, arg: object) -> None:
     if not writer.first:
         raise _NoHop
-    result = next(writer.fresh)
-    writer.guarded(f"{result} = {frame.stack[-2]}[{frame.stack[-1]}]")
-    frame.stack[-2:] = [result]
+    frame.stack[-2:] = [writer.guarded(f"{frame.stack[-2]}[{frame.stack[-1]}]")]
 
 
 @_instruction("POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE")
@@ -267,8 +263,7 @@ def _pop_jump_if(writer: _Writer, frame: Frame, arg: int) -> None:
     value = frame.stack[-1]
     if not writer.first:
         writer.leave_if(f"not ({writer.are_scalars(value)})")
-    truth = next(writer.fresh)
-    writer.guarded(f"{truth} = not not {value}")
+    truth = writer.guarded(f"not not {value}")
     frame.stack.pop()
     wanted = frame.code.ops[writer.at].endswith("TRUE")
     _jump(writer, frame, arg, f"{truth} is not {wanted is (writer.following == arg)}")
@@ -331,9 +326,7 @@ def _call(writer: _Writer, frame: Frame, arg: int) -> None:
         f"if type({function}) not in {direct} or {function} in {looking} or {makes}:",
         f"    {writer.leave(writer.at, more=', None, True')}",
     ]
-    result = next(writer.fresh)
-    writer.guarded(f"{result} = {function}({', '.join(words)})")
-    frame.stack[at:] = [result]
+    frame.stack[at:] = [writer.guarded(f"{function}({', '.join(words)})")]
 
 
 @_instruction("RETURN_VALUE")

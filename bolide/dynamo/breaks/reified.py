@@ -198,10 +198,8 @@ def unfinished_variables(world: World) -> list[Generator]:
     """The generators from before a break that were found in variables, still live, and would do something if they were
     dropped.
     """
-    mirrored = [
-        each for each in world.lifetimes.generators.values() if each.source.base is None and each.dropped is None
-    ]
-    generators = [each.handle() for each in mirrored]
+    mirrored = world.lifetimes.generators.values()
+    generators = [each.handle() for each in mirrored if each.source.base is None and each.dropped is None]
     return [generator for generator in generators if generator is not None and generator.cleans_up()]
 
 

@@ -267,12 +267,11 @@ def is_building(shape: Shape, values: Sequence[Any]) -> list[bool]:
 
 def _comprehensions(code: Code) -> list[tuple[int, int]]:
     """Where the loops are that make a list: in frames of their own up to 3.11, in the frame around them since."""
-    loops = (
-        at
-        for at, name in enumerate(code.ops)
+    return [
+        (at, end)
+        for at, (name, end) in enumerate(zip(code.ops, code.args))
         if name == "FOR_ITER" and code.ops[at - 1] in ("SWAP", "LOAD_FAST") and code.ops[at - 2] == "BUILD_LIST"
-    )
-    return [(at, code.args[at]) for at in loops]
+    ]
 
 
 def is_local(shape: Shape) -> list[bool]:

@@ -96,6 +96,11 @@ def _fixed(name: str, *parts: Part, since: Version = (3, 10), until: Version = (
     _form(name, since=since, until=until)(lambda code, raw: list(parts))
 
 
+def _renamed(name: str, uniform: str, since: Version = (3, 10), until: Version = (3, 13)) -> None:
+    """`name` is this operation, with the same argument."""
+    _form(name, since=since, until=until)(lambda code, raw: [(uniform, raw.arg)])
+
+
 def forms(version: Version) -> dict[str, Form]:
     """The forms of one version of CPython."""
     return {
@@ -155,16 +160,9 @@ def _yield_from(code: types.CodeType, raw: Raw) -> list[Part]:
     return [("SEND", JumpTarget(at, 3)), ("YIELD_VALUE", None), ("JUMP", JumpTarget(at)), ("END_SEND", None)]
 
 
-@_form("END_ASYNC_FOR", until=(3, 10))
-def _end_async_for(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("POP_TOP", None), ("END_ASYNC_FOR", 5)]  # the error stands above the iterator and five more
-
-
-@_form("END_ASYNC_FOR", since=(3, 11))
-def _end_async_for_new(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("END_ASYNC_FOR", 1)]
-
-
+# in 3.10 the error stands above the iterator and five more
+_fixed("END_ASYNC_FOR", ("POP_TOP", None), ("END_ASYNC_FOR", 5), until=(3, 10))
+_fixed("END_ASYNC_FOR", ("END_ASYNC_FOR", 1), since=(3, 11))
 _fixed("GET_ANEXT", ("GET_ANEXT", None), ("GET_AWAITABLE", None))
 
 
@@ -181,6 +179,7 @@ def _constant(code: types.CodeType, raw: Raw) -> list[Part]:
 _fixed("LOAD_ASSERTION_ERROR", ("LOAD_CONST", AssertionError))
 
 
+@_form("LOAD_ATTR", "LOAD_METHOD", until=(3, 11))
 @_form(
     *["STORE_NAME", "DELETE_NAME", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR"],
     *["LOAD_FROM_DICT_OR_GLOBALS", "IMPORT_NAME", "IMPORT_FROM"],
@@ -197,11 +196,6 @@ def _load_global(code: types.CodeType, raw: Raw) -> list[Part]:
 @_form("LOAD_GLOBAL", until=(3, 10))
 def _load_global_old(code: types.CodeType, raw: Raw) -> list[Part]:
     return [("LOAD_GLOBAL", (code.co_names[raw.arg], False))]
-
-
-@_form("LOAD_ATTR", "LOAD_METHOD", until=(3, 11))
-def _load_attr_old(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [(raw.name, code.co_names[raw.arg])]
 
 
 @_form("LOAD_ATTR", since=(3, 12))
@@ -244,10 +238,8 @@ def _load_classderef(code: types.CodeType, raw: Raw) -> list[Part]:
     return [("LOAD_LOCALS", None), ("LOAD_FROM_DICT_OR_DEREF", raw.arg)]
 
 
-@_form("LOAD_CLOSURE", since=(3, 11), until=(3, 12))
-@_form("LOAD_FAST_CHECK", since=(3, 12))
-def _plain_load(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("LOAD_FAST", raw.arg)]
+_renamed("LOAD_CLOSURE", "LOAD_FAST", since=(3, 11), until=(3, 12))
+_renamed("LOAD_FAST_CHECK", "LOAD_FAST", since=(3, 12))
 
 
 @_form("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST", since=(3, 13))
@@ -290,12 +282,7 @@ def _compare_op(code: types.CodeType, raw: Raw) -> list[Part]:
 
 _fixed("FORMAT_SIMPLE", ("FORMAT_VALUE", 0), since=(3, 13))
 _fixed("FORMAT_WITH_SPEC", ("FORMAT_VALUE", 4), since=(3, 13))
-
-
-@_form("CONVERT_VALUE", since=(3, 13))
-def _convert_value(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("FORMAT_VALUE", raw.arg)]
-
+_renamed("CONVERT_VALUE", "FORMAT_VALUE", since=(3, 13))
 
 INTRINSICS: dict[tuple[str, int], str] = {
     ("CALL_INTRINSIC_1", 3): "STOPITERATION_ERROR",
@@ -334,9 +321,7 @@ def _match_old(code: types.CodeType, raw: Raw) -> list[Part]:
     return [(raw.name, raw.arg), *_MATCHED]
 
 
-@_form("CALL_METHOD", until=(3, 10))
-def _call_method(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("CALL", raw.arg)]
+_renamed("CALL_METHOD", "CALL", until=(3, 10))
 
 
 @_form("CALL_FUNCTION_EX")

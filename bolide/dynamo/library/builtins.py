@@ -35,13 +35,13 @@ from bolide.dynamo.machine.stand_ins import (
     class_of,
     concrete,
     is_number,
+    seen_value,
 )
 from bolide.dynamo.machine.writes import default_delete, default_store, delete_attribute, store_attribute
 from bolide.dynamo.polyfills import generic
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import Generator
-from bolide.dynamo.world.iterators import Stream
 from bolide.dynamo.world.outside import CONTAINERS, Outside, Overlay
 from bolide.dynamo.world.texts import TracedText, has_history, id_of
 from bolide.tracing import TracedTensor
@@ -61,13 +61,6 @@ def _type(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     cls = vm.within(type)(name, *args[1:], **kwargs)
     vm.world.classes.own[id(cls)] = cls
     return cls
-
-
-def _real(value: Any) -> Any:
-    """Something of the class that the program sees."""
-    if type(value) in PENDING:
-        return PENDING[type(value)]()
-    return value.real if type(value) in (Outside, Stream) else value
 
 
 def _class_check(vm: Machine, cls: Any, name: str) -> Any:
@@ -149,7 +142,7 @@ def _is_of_class(value: Any, seen: type, cls: Any) -> bool:
         return True
     if type(value) in STAND_INS and type(value) not in PENDING:
         return issubclass(STAND_INS[type(value)].seen, cls)
-    return isinstance(_real(value), cls) or (_is_faced(value) and issubclass(value.face, cls))
+    return isinstance(seen_value(value), cls) or (_is_faced(value) and issubclass(value.face, cls))
 
 
 def _is_faced(value: Any) -> bool:
@@ -160,7 +153,7 @@ def _is_faced(value: Any) -> bool:
 def _instance_check(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     cls, value = args
     vm.world.classes.rely_on_bases(class_of(value), cls)
-    return type.__instancecheck__(cls, _real(value)) or (_is_faced(value) and issubclass(value.face, cls))
+    return type.__instancecheck__(cls, seen_value(value)) or (_is_faced(value) and issubclass(value.face, cls))
 
 
 @intercept(issubclass)
@@ -187,7 +180,7 @@ def _subclass_check(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 @intercept(callable)
 def _callable(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     vm.world.classes.rely_on(class_of(args[0]), "__call__")
-    return callable(_real(args[0]))
+    return callable(seen_value(args[0]))
 
 
 @intercept(hash)
@@ -249,13 +242,7 @@ def _hasattr(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return Call(polyfill("has_attribute"), args) if type(result) is Call else True
 
 
-_CHANGES: dict[object, Callable[..., object]] = {
-    setattr: store_attribute,
-    delattr: delete_attribute,
-}
-
-
-@intercept_table(_CHANGES)
+@intercept_table({setattr: store_attribute, delattr: delete_attribute})
 def _change(function: object, change: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return change(vm, args[0], _named(args), *args[2:])
 
@@ -566,7 +553,7 @@ def _dict_setdefault(table: Overlay, key: Any, default: Any = None) -> Any:
 
 
 _LAZY_METHODS: dict[str, Callable[..., Any]] = {
-    "get": lambda items, key, default=None: default if (found := items.get(key)) is MISSING else found,
+    "get": lambda items, key, default=None: default if (item := items.get(key)) is MISSING else item,
     "__contains__": lambda items, key: items.get(key) is not MISSING,
     "__len__": Overlay.length,
     "__setitem__": Overlay.set,

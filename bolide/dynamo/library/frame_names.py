@@ -74,8 +74,7 @@ def _code(vm: Machine, source: Any, mode: str) -> types.CodeType:
         raise vm.unsupported(f"{mode} of an object", "frame_access")
     flags = vm.frames[-1].code.code.co_flags & _FUTURE
     text = source.lstrip(" \t") if mode == "eval" else source
-    made: types.CodeType = compile(text, "<string>", mode, flags, dont_inherit=True)
-    return made
+    return compile(text, "<string>", mode, flags, dont_inherit=True)  # type: ignore[no-any-return]
 
 
 def _namespaces(vm: Machine, given: Args) -> tuple[dict[str, Any], Any]:
@@ -193,9 +192,8 @@ def _of_module(vm: Machine, module: types.ModuleType) -> list[str]:
     written = vm.world.namespaces.globals.get(id(vars(module)))
     if "__dir__" in vars(module) or (written is not None and written.changes()):
         raise vm.unsupported("dir() of a module that is written to, or has its own", "outside_object")
-    vm.world.guards.add(
-        Source("apply", Source("object", None, None, module), (), _names_in_module), "equals", _names_in_module(module)
-    )
+    source = Source("apply", Source("object", None, None, module), (), _names_in_module)
+    vm.world.guards.add(source, "equals", _names_in_module(module))
     return dir(module)
 
 
@@ -210,9 +208,8 @@ def _subclasses(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     subclasses = _subclasses_of(args[0])
     if any(id(cls) in vm.world.classes.own for cls in subclasses):
         raise vm.unsupported("subclasses of which the program has made one", "outside_object")
-    vm.world.guards.add(
-        Source("apply", Source("object", None, None, args[0]), (), _subclasses_of), "equals", subclasses
-    )
+    source = Source("apply", Source("object", None, None, args[0]), (), _subclasses_of)
+    vm.world.guards.add(source, "equals", subclasses)
     return list(subclasses)
 
 

@@ -77,14 +77,12 @@ by_polyfill(
 # ---- operator --------------------------------------------------------------------------------------------------------
 
 
-@intercept_each(OPERATORS)
-def _binary(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return operations.binary(vm, function, *args)
+_UNARY = dict.fromkeys((operator.neg, operator.pos, operator.invert), operations.unary)
 
 
-@intercept_each((operator.neg, operator.pos, operator.invert))
-def _unary(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return operations.unary(vm, function, *args)
+@intercept_table({**dict.fromkeys(OPERATORS, operations.binary), **_UNARY})
+def _operator(function: object, operate: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    return operate(vm, function, *args)
 
 
 _OPERATIONS: dict[object, Callable[..., object]] = {

@@ -81,9 +81,8 @@ def _options(module: Any) -> tuple[Any, ...]:
 def _rely_on_options(vm: Machine) -> None:
     """Guard the options of a text that is written while capturing."""
     if vm.world.guards.first(_options):
-        vm.world.guards.add(
-            Source("apply", Source("object", None, None, torch), (), _options), "equals", _options(torch)
-        )
+        source = Source("apply", Source("object", None, None, torch), (), _options)
+        vm.world.guards.add(source, "equals", _options(torch))
 
 
 def _of_tensor(vm: Machine, value: Any, function: Any, *args: Any) -> Any:

@@ -14,7 +14,7 @@ from bolide.dynamo import polyfills
 from bolide.dynamo.bytecode.forms import VERSION
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.originals import original_of
-from bolide.dynamo.machine.stand_ins import OUTSIDE_NODE, PENDING, STAND_INS, behind, class_of, concrete
+from bolide.dynamo.machine.stand_ins import OUTSIDE_NODE, PENDING, STAND_INS, behind, class_of, concrete, seen_value
 from bolide.dynamo.machine.tensors import (
     NODE_METHODS,
     load_tensor_attribute,
@@ -336,7 +336,7 @@ def _is_written(vm: Machine, cls: type, name: str) -> bool:
 
 
 def _of_metaclass(vm: Machine, owner: type, name: str, member: object) -> object:
-    """What a metaclass of the user's says of an attribute that the class itself does not have: a plain value `found`,
+    """What a metaclass of the user's says of an attribute that the class itself does not have: a plain value `member`,
     or what its `__getattr__` answers; else MISSING."""
     meta = type(owner)
     if is_library_class(meta):
@@ -367,9 +367,7 @@ def _class_value(vm: Machine, cls: type, name: str, value: object) -> object:
         if id(cls) in vm.world.classes.own:
             return value
     source = attribute_source(Source("object", None, None, cls), name)
-    if is_library_class(cls):
-        return vm.world.trust(value, source)
-    return vm.world.wrap(value, source)
+    return vm.world.trust(value, source) if is_library_class(cls) else vm.world.wrap(value, source)
 
 
 def _instance(vm: Machine, owner: object, cls: type, name: str) -> object:
@@ -421,12 +419,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         return value
     for hook in ("__get__", "__set__") if member is not MISSING else ():
         world.classes.rely_on(kind, hook)
-    if (
-        kind is not types.FunctionType
-        and member is not MISSING
-        and hasattr(kind, "__set__")
-        and hasattr(kind, "__get__")
-    ):
+    if kind is not types.FunctionType and hasattr(kind, "__set__") and hasattr(kind, "__get__"):
         return _descriptor(vm, member, owner, cls)
     value = _own_attribute(vm, owner, name)
     if value is not MISSING:
@@ -448,16 +441,13 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
                 return method_of_c(member, owner)
             return _descriptor(vm, member, owner, cls)
         return _default_of_class(vm, owner, cls, name, member)
-    if fallback:
-        method = hook_of(vm, cls, "__getattr__")
-        if method is _MODULE_GETATTR and outside:
-            return _module_member(vm, owner, cls, name)
-        if method is not MISSING:
-            if outside:
-                owner.rely_on_missing(name)
-            return Call(method, [owner, name])
+    method = hook_of(vm, cls, "__getattr__") if fallback else MISSING
+    if method is _MODULE_GETATTR and outside:
+        return _module_member(vm, owner, cls, name)
     if outside:
         owner.rely_on_missing(name)
+    if method is not MISSING:
+        return Call(method, [owner, name])
     raise no_attribute(cls.__name__, name)
 
 
@@ -554,8 +544,7 @@ def outside_namespace(vm: Machine, owner: Outside) -> Outside:
     if known is None:
         view = Outside.namespace_of(owner)
         known = vm.world.identities.seen[key] = Seen(view.real, view, view.source)
-    found: Outside = known.value
-    return found
+    return known.value  # type: ignore[no-any-return]
 
 
 def with_state(vm: Machine, descriptor: object, cls: type) -> object:
@@ -605,9 +594,7 @@ def check_super(cls: type, owner: Any) -> None:
     """Raises what `super(cls, owner)` raises for what is neither an instance of the class nor a class below it."""
     is_below = issubclass(type(owner), type) and issubclass(owner, cls)
     if not is_below and not issubclass(class_of(owner), cls):
-        super(
-            cls, PENDING[type(owner)]() if type(owner) in PENDING else owner.real if type(owner) is Outside else owner
-        )  # raises
+        super(cls, seen_value(owner))  # raises
 
 
 def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:

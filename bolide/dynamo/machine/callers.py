@@ -118,8 +118,7 @@ def _stand_in(code: Code, line: int, names: tuple[str, ...]) -> types.CodeType:
     named: dict[str, Any] = {"co_name": code.code.co_name, "co_filename": code.code.co_filename}
     if hasattr(code.code, "co_qualname"):
         named["co_qualname"] = code.qualname
-    made: types.CodeType = scope["stub"].__code__.replace(co_firstlineno=line, **named)
-    return made
+    return scope["stub"].__code__.replace(co_firstlineno=line, **named)  # type: ignore[no-any-return]
 
 
 on_reset(_stand_in.cache_clear)

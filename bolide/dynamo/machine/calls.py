@@ -190,9 +190,8 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
         inlined = own_mark(function, "_torchdynamo_inline")  # what torch.compile has wrapped
         if inlined is not None:
             if type(inlined) is not types.FunctionType:
-                inlined = vm.world.wrap(
-                    inlined, attribute_source(vm.world.identities.source_of(function), "_torchdynamo_inline")
-                )
+                source = attribute_source(vm.world.identities.source_of(function), "_torchdynamo_inline")
+                inlined = vm.world.wrap(inlined, source)
             return Call(inlined, args, kwargs)
     if policy.is_refused(function.__module__):
         if f"{function.__module__}.{function.__qualname__}" not in policy.ONLY_ASKING:
@@ -200,12 +199,12 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
         frame.stack.append(False)
         return None
     if is_native(vm, function):
+        words = kwargs or {}
+        given = [*args, *words.values()]
         if function in policy.SIGNATURES:
-            for value in (*args, *(kwargs or {}).values()):
+            for value in given:
                 vm.world.functions.rely_on_signature(value)
-        if not any(type(a) is Outside for a in args) and not (
-            kwargs and any(type(a) is Outside for a in kwargs.values())
-        ):
+        if not any(type(value) is Outside for value in given):
             _rely_on_cells(vm, function)
             request = native(vm, frame, function, args, kwargs)
             if function.__name__ == "__enter__":
@@ -215,9 +214,8 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
             return request
         root = function.__globals__["__name__"].partition(".")[0]
         if root in ("inspect", "typing") and not any(isinstance(real_value(a), inspect.BoundArguments) for a in args):
-            frame.stack.append(
-                function(*[real_value(a) for a in args], **{k: real_value(v) for k, v in (kwargs or {}).items()})
-            )
+            words = {name: real_value(value) for name, value in words.items()}
+            frame.stack.append(function(*map(real_value, args), **words))
             return None
     vm.enter(function, args, kwargs)
     return True
@@ -286,15 +284,11 @@ def construct(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dic
     of_program = new is torch.Tensor.__new__ and cls.__module__.partition(".")[0] != "torch"
     if of_program or (python_new and not runs_natively(new)) or (python_new and python_init):
         return Call.polyfill("instantiate", cls, tuple(args), kwargs or {})
-    if not python_init or (runs_natively(init) and not any(type(a) is Outside for a in args)):
+    is_abstract = bool(cls.__flags__ & (1 << 20))
+    if is_abstract or not python_init or (runs_natively(init) and not any(type(a) is Outside for a in args)):
         return native(vm, frame, cls, args, kwargs)
-    if cls.__flags__ & (1 << 20):  # abstract
-        return native(vm, frame, cls, args, kwargs)
-    instance: Any
-    if new is object.__new__ or issubclass(cls, (dict, list, set)):
-        instance = new(cls)
-    else:
-        instance = new(cls, *args, **(kwargs or {}))
+    is_plain = new is object.__new__ or issubclass(cls, (dict, list, set))
+    instance: Any = new(cls) if is_plain else new(cls, *args, **(kwargs or {}))
     callee = vm.enter(init, [instance, *args], kwargs)
     callee.then, callee.then_value = "instance", instance
     return True
@@ -333,14 +327,14 @@ def _call_object(vm: Machine, frame: Frame, function: Any, args: list[Any], kwar
         if runs_natively(method) and cls is not Outside:
             return native(vm, frame, function, args, kwargs)
         return Call(method, [function, *args], kwargs)
-    if method is MISSING or cls is Outside:
-        if method is not MISSING:
-            if policy.is_refused(getattr(function.real, "__module__", None)):
-                frame.stack.append(drawn_or_refused(vm, function.real, args, kwargs or {}))
-                return None
-            raise vm.unsupported(f"a call of an outside {seen.__name__} object", "outside_object")
+    if method is MISSING:
         raise TypeError(f"'{seen.__name__}' object is not callable")
-    return native(vm, frame, function, args, kwargs)
+    if cls is not Outside:
+        return native(vm, frame, function, args, kwargs)
+    if not policy.is_refused(getattr(function.real, "__module__", None)):
+        raise vm.unsupported(f"a call of an outside {seen.__name__} object", "outside_object")
+    frame.stack.append(drawn_or_refused(vm, function.real, args, kwargs or {}))
+    return None
 
 
 def _cached(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: Any) -> Any:

@@ -80,12 +80,8 @@ def _bound(code: Code) -> list[tuple[Handler, Any]]:
     for index, name in enumerate(code.ops):
         handler = OPCODES.get(name)
         if handler is None:
-            raise Unsupported(
-                f"bytecode operation {name}",
-                code.frame_at(index),
-                "move this code out of the compiled function",
-                kind="bytecode",
-            )
+            remedy = "move this code out of the compiled function"
+            raise Unsupported(f"bytecode operation {name}", code.frame_at(index), remedy, kind="bytecode")
         out.append((_skipped if code.skipped and not UNIFORM[name].calls else handler, code.args[index]))
     return out
 
@@ -112,8 +108,7 @@ class Slot(Generic[T]):
         """What is remembered in this run."""
         if self not in vm.slots:
             vm.slots[self] = self.make()
-        remembered: T = vm.slots[self]
-        return remembered
+        return vm.slots[self]  # type: ignore[no-any-return]
 
     def put(self, vm: Machine, value: T) -> None:
         """Remember something else."""
@@ -347,17 +342,15 @@ class Machine:
 
     def _wrap_defaults(self, function: types.FunctionType, slots: list[Any]) -> None:
         base = self.world.identities.source_of(function)
-        holders: list[tuple[str, list[tuple[Any, Any]]]] = [
-            ("__defaults__", list(enumerate(function.__defaults__ or ())))
-        ]
-        holders.append(("__kwdefaults__", list((function.__kwdefaults__ or {}).items())))
-        for attribute, items in holders:
-            for key, default in items:
-                if type(default) in CONSTANT_TYPES or isinstance(default, type) or is_opaque(default):
-                    continue
-                for i, value in enumerate(slots):
-                    if value is default:
-                        slots[i] = self.world.wrap(default, Source("item", attribute_source(base, attribute), key))
+        by_place, by_name = enumerate(function.__defaults__ or ()), (function.__kwdefaults__ or {}).items()
+        defaults: list[tuple[str, Any, Any]] = [("__defaults__", *item) for item in by_place]
+        defaults += [("__kwdefaults__", *item) for item in by_name]
+        for attribute, key, default in defaults:
+            if type(default) in CONSTANT_TYPES or isinstance(default, type) or is_opaque(default):
+                continue
+            for i, value in enumerate(slots):
+                if value is default:
+                    slots[i] = self.world.wrap(default, Source("item", attribute_source(base, attribute), key))
 
     def run_on(self, ticks: Iterator[int]) -> bool:
         """Run until the frame stack is back at `base`, one instruction for each tick. False when the ticks ran out."""
@@ -418,8 +411,7 @@ class Machine:
         could see."""
         for frame in reversed(self.frames):
             if frame.exceptions and not frame.code.ours:
-                error: BaseException = frame.exceptions[-1]
-                return error
+                return frame.exceptions[-1]  # type: ignore[no-any-return]
         return None
 
     def unwind(self, error: BaseException, origin: Origin = "raised") -> None:
@@ -479,9 +471,8 @@ class Machine:
     def _refuse_fault(self, error: BaseException) -> None:
         """Raises Unsupported for an exception that is not the program's, which may not catch it."""
         if is_exhausted(error):
-            raise self.unsupported(
-                "native code that the program calls goes deeper than Python allows here", "recursion"
-            )
+            reason = "native code that the program calls goes deeper than Python allows here"
+            raise self.unsupported(reason, "recursion")
         if is_fault(error):
             reason = f"capture met {type(error).__name__}: {error}"
             raise self.unsupported(reason, "bug") from error

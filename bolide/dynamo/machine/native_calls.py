@@ -108,11 +108,9 @@ def runs_as_is(module: str, name: str) -> bool:
 def runs_natively(function: types.FunctionType) -> bool:
     """Whether a Python function belongs to torch or to a part of the standard library that is run as it is."""
     module = function.__globals__.get("__name__")
-    return (
-        isinstance(module, str)
-        and runs_as_is(module, function.__qualname__)
-        and not module.startswith(tuple(config.allowed_functions_module_string_ignorelist))
-    )
+    if not isinstance(module, str) or not runs_as_is(module, function.__qualname__):
+        return False
+    return not module.startswith(tuple(config.allowed_functions_module_string_ignorelist))
 
 
 def is_native(vm: Machine, function: types.FunctionType) -> bool:
@@ -240,10 +238,8 @@ def shown(function: object) -> str:
     """The name of a function, or of an object's class, for messages."""
     while type(function) is types.MethodType:
         function = function.__func__
-    outside_value = function.real if type(function) is Outside else function
-    named = (
-        outside_value if inspect.isroutine(outside_value) or isinstance(outside_value, type) else type(outside_value)
-    )
+    value = function.real if type(function) is Outside else function
+    named = value if inspect.isroutine(value) or isinstance(value, type) else type(value)
     owner, dot, rest = named.__qualname__.partition(".")
     if dot:
         return f"{_SHOWN.get(owner, owner)}.{rest}"
@@ -374,11 +370,8 @@ def _outside(vm: Machine, function: object, arg: Outside, is_owner: bool) -> obj
         return plain
     if type(function) is types.WrapperDescriptorType and function.__objclass__ in _NUMBERS and not is_owner:
         return NotImplemented  # as operators of numbers answer for any other object
-    if (
-        callable(arg.real)
-        and (function is functools.cmp_to_key or type(function) is types.FunctionType)
-        and _calls(function)
-    ):
+    wraps = function is functools.cmp_to_key or type(function) is types.FunctionType
+    if wraps and callable(arg.real) and _calls(function):
         return callback(vm, arg)
     raise _given(vm, function, f"an outside {arg.cls.__name__} object")
 

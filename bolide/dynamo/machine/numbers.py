@@ -194,9 +194,8 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
         _bound(vm, value, operands, function is random.Random.randint)
     place = Recipe("source", owner.source) if type(owner) is Outside else Recipe("constant", owner)
     parts = (place, *(_operand(vm, operand) for operand in operands))
-    vm.world.draws.append(
-        Recipe("call", function, parts, tuple((key, _operand(vm, operand)) for key, operand in kwargs.items()))
-    )
+    named = tuple((key, _operand(vm, operand)) for key, operand in kwargs.items())
+    vm.world.draws.append(Recipe("call", function, parts, named))
     return value
 
 

@@ -135,9 +135,8 @@ def native_view(vm: Machine, value: object) -> Any:
         plain = value.plain()
         if plain is not MISSING:
             return plain
-        raise vm.unsupported(
-            f"an outside {value.cls.__name__} object is used by a built-in operation", "outside_object"
-        )
+        reason = f"an outside {value.cls.__name__} object is used by a built-in operation"
+        raise vm.unsupported(reason, "outside_object")
     return value
 
 

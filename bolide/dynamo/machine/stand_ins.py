@@ -88,6 +88,13 @@ def real_value(value: Any) -> Any:
     return value
 
 
+def seen_value(value: Any) -> Any:
+    """Something of the class that the program sees."""
+    if type(value) in PENDING:
+        return PENDING[type(value)]()
+    return value.real if type(value) in (Outside, Stream) else value
+
+
 def settled(value: Any) -> Any:
     """A symbolic number that torch has made, as the program holds it: truths are known, floats of the graph have their
     operators."""

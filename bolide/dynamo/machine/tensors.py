@@ -55,8 +55,7 @@ def refuse_in_reentrant(vm: Machine, what: str) -> None:
     and again, with it, on tensors without a history."""
     if vm.depth.reentrant:
         reason, remedy = f"{what} in a reentrant checkpoint", "pass use_reentrant=False"
-        operation = "torch.utils.checkpoint.checkpoint"
-        raise vm.unsupported(reason, "context", remedy, operation)
+        raise vm.unsupported(reason, "context", remedy, "torch.utils.checkpoint.checkpoint")
 
 
 def load_tensor_attribute(vm: Machine, owner: Any, name: str) -> Any:
@@ -127,10 +126,8 @@ def own_attributes(vm: Machine, owner: Any) -> dict[str, Any]:
     overlay, (real, source) = outside_attributes(vm, owner), vm.world.inputs.given(place)
     names = list(vars(real))
     vm.world.guards.add(attribute_source(source, "__dict__"), "dict_keys", names)
-    attributes = {name: overlay.get(name) for name in [*names, *overlay.known] if name not in _OF_BUFFERS}
-    return {
-        name: value for name, value in attributes.items() if value is not MISSING and not hasattr(torch.Tensor, name)
-    }
+    own = {name: overlay.get(name) for name in [*names, *overlay.known] if name not in _OF_BUFFERS}
+    return {name: value for name, value in own.items() if value is not MISSING and not hasattr(torch.Tensor, name)}
 
 
 _OF_BUFFERS = ("_is_buffer", "persistent")  # a traced one has them, too

@@ -32,11 +32,7 @@ from bolide.dynamo.machine.tensors import (
     outside_attributes,
     store_tensor_attribute,
 )
-from bolide.dynamo.program.kinds import (
-    CONSTANT_TYPES,
-    MISSING,
-    is_opaque,
-)
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, is_opaque
 from bolide.dynamo.program.sources import shown
 from bolide.dynamo.world.outside import Outside
 from bolide.tracing import TracedTensor, is_mask
@@ -90,11 +86,9 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
         return None
     is_wrapper = issubclass(cls, torch.Tensor) and not is_mask(cls)
     if cls in CONSTANT_TYPES or ((is_opaque(owner) or is_wrapper) and vm.world.identities.is_outside(owner)):
-        raise vm.unsupported(
-            f"an attribute of {cls.__name__ if issubclass(cls, torch.Tensor) else shown(owner)} is assigned",
-            "attribute_write",
-            "assign it outside the compiled function",
-        )
+        name_of_owner = cls.__name__ if issubclass(cls, torch.Tensor) else shown(owner)
+        remedy = "assign it outside the compiled function"
+        raise vm.unsupported(f"an attribute of {name_of_owner} is assigned", "attribute_write", remedy)
     hook = hook_of(vm, cls, "__setattr__")
     if hook is _MODULE_SETATTR and type(owner) is Outside and _plain_module_store(owner, name, value):
         return None
@@ -111,15 +105,11 @@ def _plain_module_store(owner: Outside, name: str, value: object) -> bool:
     if inside == ["_buffers"] and (value is None or type(value) is TracedTensor):
         holders["_buffers"].items.set(name, value)
         return True
-    is_member = isinstance(value, (torch.nn.Parameter, torch.nn.Buffer)) or (
+    is_module = isinstance(value, torch.nn.Module) or (
         type(value) is Outside and issubclass(value.cls, torch.nn.Module)
     )
-    if (
-        inside
-        or is_member
-        or isinstance(value, torch.nn.Module)
-        or isinstance(getattr(owner.cls, name, None), property)
-    ):
+    is_member = is_module or isinstance(value, (torch.nn.Parameter, torch.nn.Buffer))
+    if inside or is_member or isinstance(getattr(owner.cls, name, None), property):
         return False
     owner.namespace.set(name, value)
     return True

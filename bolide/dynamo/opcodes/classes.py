@@ -87,11 +87,8 @@ def _refuse_hooks(vm: Machine, classes: Iterable[Any], names: Sequence[str]) -> 
     for hook in [vm.world.classes.lookup(cls, name) for cls in classes if isinstance(cls, type) for name in names]:
         function = getattr(hook, "__func__", hook)
         if type(function) is types.FunctionType and not is_library_namespace(function.__globals__):
-            raise vm.unsupported(
-                f"making a class runs {function.__qualname__}",
-                "class_statement",
-                "define the class outside the function",
-            )
+            reason, remedy = f"making a class runs {function.__qualname__}", "define the class outside the function"
+            raise vm.unsupported(reason, "class_statement", remedy)
 
 
 # ---- imports ---------------------------------------------------------------------------------------------------------
@@ -169,8 +166,7 @@ def _pushes(name: str, compute: Callable[..., Any]) -> None:
 
 _pushes("TYPEVAR", lambda vm, name: _typing.TypeVar(name, infer_variance=True))
 _pushes(
-    "TYPEVAR_WITH_BOUND",
-    lambda vm, name, bound: _typing.TypeVar(name, bound=_computed(vm, bound), infer_variance=True),
+    "TYPEVAR_WITH_BOUND", lambda vm, name, bound: _typing.TypeVar(name, bound=_computed(vm, bound), infer_variance=True)
 )
 _pushes(
     "TYPEVAR_WITH_CONSTRAINTS",

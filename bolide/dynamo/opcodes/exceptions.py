@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import operator
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -100,13 +101,10 @@ def _prep_reraise_star(vm: Machine, frame: Frame, arg: object) -> None:
 
 def _is_part(error: Any, group: Any) -> bool:
     """Whether an exception group is a part of `group` that `except*` split off, rather than a new exception."""
-    if not isinstance(error, _Group):
-        return False
-    return (error.__traceback__, error.__cause__, error.__context__) == (
-        group.__traceback__,
-        group.__cause__,
-        group.__context__,
-    )
+    return isinstance(error, _Group) and _LINKS(error) == _LINKS(group)
+
+
+_LINKS = operator.attrgetter("__traceback__", "__cause__", "__context__")
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

@@ -135,12 +135,10 @@ def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
     bound = code.bound
     assert bound is not None
     frame.pc, vm.base = start, depth - 1
-    code.bound = [
-        (_stopping(frame, handler, index == join or join == END), arg)
-        if index == join or code.ops[index] == "RETURN_VALUE"
-        else (handler, arg)
-        for index, (handler, arg) in enumerate(bound)
-    ]
+    code.bound = list(bound)
+    for index, (handler, arg) in enumerate(bound):
+        if index == join or code.ops[index] == "RETURN_VALUE":
+            code.bound[index] = _stopping(frame, handler, index == join or join == END), arg
     try:
         with part_of(vm) as part:
             vm.run_on(itertools.repeat(0))

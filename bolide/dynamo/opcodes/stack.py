@@ -349,11 +349,11 @@ def _dict_merge(vm: Machine, frame: Frame, arg: int) -> bool | None:
 
 def described(function: object) -> str:
     """A function as CPython's messages about calls name it."""
-    outside_value = real_value(function)
-    name = getattr(outside_value, "__qualname__", None)
+    value = real_value(function)
+    name = getattr(value, "__qualname__", None)
     if name is None:
-        return str(outside_value)
-    module = getattr(outside_value, "__module__", None)
+        return str(value)
+    module = getattr(value, "__module__", None)
     return f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
 
 

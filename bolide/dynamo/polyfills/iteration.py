@@ -272,7 +272,6 @@ def _zip_longest(iterators: Any, alive: Any, fillvalue: Any) -> Any:
                     item = next(iterator)
                 except StopIteration:
                     alive[position] = False
-                    item = fillvalue
             row.append(item)
         if True not in alive:
             return
@@ -340,12 +339,7 @@ def heappush(heap: Any, item: Any) -> None:
 
 def heappop(heap: Any) -> Any:
     last = heap.pop()
-    if not heap:
-        return last
-    first = heap[0]
-    heap[0] = last
-    _sink(heap, 0)
-    return first
+    return heapreplace(heap, last) if heap else last
 
 
 def heapify(heap: Any) -> None:

@@ -559,9 +559,7 @@ def copy_deep(value: Any, memo: Any = None, _nil: Any = None) -> Any:
         result = hook(memo)
     elif type(value) is tuple:
         parts = tuple([copy_deep(item, memo) for item in value])
-        result = parts
-        if all([a is b for a, b in zip(parts, value)]):  # noqa: C419
-            result = value
+        result = value if all([a is b for a, b in zip(parts, value)]) else parts  # noqa: C419
     else:
         result = _copied(value, lambda part: copy_deep(part, memo), lambda new: memo.__setitem__(key, new))
     if result is not value:

@@ -108,7 +108,7 @@ def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
 
 
 def while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Any, arranged: Any) -> Any:
-    """`while_loop`: the body gives the next carried values, arranged as in `made`."""
+    """`while_loop`: the body gives the next carried values, arranged as in `arranged`."""
     spec, carried = pytree.tree_structure(carried_inputs), pytree.tree_leaves(carried_inputs)
     while cond_fn(*pytree.tree_unflatten(carried, spec)):
         carried = pytree.tree_leaves(body_fn(*pytree.tree_unflatten(carried, spec)))

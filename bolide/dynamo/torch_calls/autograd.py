@@ -99,10 +99,8 @@ def later(vm: Machine, function: Any, name: str, key: Any = None, callable_later
             with vm.world.inputs.remasked():
                 result = vm.evaluate(function, list(args), kwargs)
             if (effects_so_far(vm), _held(function)) != before:
-                reason, remedy = (
-                    "something outside is written in the backward pass",
-                    "return it from the forward instead",
-                )
+                reason = "something outside is written in the backward pass"
+                remedy = "return it from the forward instead"
                 raise Unsupported(reason, _definition(function), remedy, "operator", name)
             return result
         except Unsupported as error:

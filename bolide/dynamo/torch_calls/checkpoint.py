@@ -97,8 +97,7 @@ def _checkpoint(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 
 
 def _refused(vm: Machine, reason: str, remedy: str | None) -> Unsupported:
-    name = "torch.utils.checkpoint.checkpoint"
-    return vm.unsupported(reason, "context", remedy, name)
+    return vm.unsupported(reason, "context", remedy, "torch.utils.checkpoint.checkpoint")
 
 
 @answers(checkpoint.create_selective_checkpoint_contexts)

@@ -111,10 +111,8 @@ def _register_post_accumulate(vm: Machine, tensor: Any, hook: object) -> object:
     if tensor.grad_fn is not None and not _is_leaf_outside(vm, tensor):
         raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
     if vm.world.inputs.place(tensor) is None:
-        operation = "Tensor.register_post_accumulate_grad_hook"
-        raise vm.unsupported(
-            "a hook is put on a leaf made here", "tensor_method", "make the leaf before the call", operation
-        )
+        reason, remedy = "a hook is put on a leaf made here", "make the leaf before the call"
+        raise vm.unsupported(reason, "tensor_method", remedy, "Tensor.register_post_accumulate_grad_hook")
     return _register(vm, torch.Tensor.register_post_accumulate_grad_hook, tensor, hook)
 
 

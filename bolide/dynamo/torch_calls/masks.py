@@ -48,9 +48,8 @@ def why_not(cls: type) -> str | None:
     if any(vars(base).get("__slots__") for base in cls.__mro__):
         return "has __slots__"
     asked = next(vars(base)["__torch_function__"] for base in cls.__mro__ if "__torch_function__" in vars(base))
-    return (
-        None if asked is _DISABLED[0] or type(asked) is classmethod else "has a __torch_function__ of an unusual kind"
-    )
+    usual = asked is _DISABLED[0] or type(asked) is classmethod
+    return None if usual else "has a __torch_function__ of an unusual kind"
 
 
 def _refuse(world: World, cls: type) -> None:
@@ -243,10 +242,8 @@ WRAPPERS[torch.Tensor] = wrap
 def _recipe(rebuilder: Rebuilder, value: TracedTensor) -> Recipe:
     """A tensor that the program has made; what it has put on it comes later, for it may lead back to the tensor."""
     cls = Recipe("constant", vars(rebuilder.world.inputs.masked[id(value)][1])[STANDS_FOR])
-    if value.requires_grad and value.is_leaf:
-        recipe = Recipe("call", _new_leaf, (rebuilder.plain_tensor(value), cls))
-    else:
-        recipe = Recipe("call", torch.Tensor.as_subclass, (rebuilder.plain_tensor(value), cls))
+    make = _new_leaf if value.requires_grad and value.is_leaf else torch.Tensor.as_subclass
+    recipe = Recipe("call", make, (rebuilder.plain_tensor(value), cls))
     rebuilder.unfilled.append((value, TracedTensor, recipe))
     return recipe
 

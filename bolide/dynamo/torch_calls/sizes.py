@@ -82,9 +82,8 @@ def _of_sizes(function: object, overloads: object, vm: Machine, args: Args, kwar
 
     def make() -> object:
         tensors = [v.node.in_graph().tensor if isinstance(v, torch.SymFloat) else v for v in operands]
-        return vm.trace.wrap(
-            vm.trace.call(op, *map(vm.trace.unwrap, tensors), dtype=kwargs.get("dtype"), device=kwargs.get("device"))
-        )
+        options = {"dtype": kwargs.get("dtype"), "device": kwargs.get("device")}
+        return vm.trace.wrap(vm.trace.call(op, *map(vm.trace.unwrap, tensors), **options))
 
     return recorded_as(vm, function, args, make, **kwargs)
 
@@ -218,18 +217,16 @@ def of_numbers(vm: Machine, values: Any, dtype: torch.dtype | None, device: Any)
     """The tensor that `torch.tensor` makes of nested lists, without reading the tensors in them; None if nothing of the
     graph is in them, or something that is no number. Its dtype is the promotion of theirs."""
     numbers = leaves(values)
-    if type(values) not in (*_SEQUENCES, *SYMBOLIC) or not any(
-        type(leaf) in (TracedTensor, *SYMBOLIC) for leaf in numbers
-    ):
+    in_graph = any(type(leaf) in (TracedTensor, *SYMBOLIC) for leaf in numbers)
+    if type(values) not in (*_SEQUENCES, *SYMBOLIC) or not in_graph:
         return None
     for leaf in numbers:
         one = type(leaf) is TracedTensor and all(size.__class__ is int and size == 1 for size in leaf.shape)
         if not (one or isinstance(leaf, _NUMBERS)):
             return None
     vm.trace.where = vm.where()
-    dtype = dtype or functools.reduce(
-        torch.promote_types, [leaf.dtype if isinstance(leaf, torch.Tensor) else number_dtype(leaf) for leaf in numbers]
-    )
+    dtypes = (leaf.dtype if isinstance(leaf, torch.Tensor) else number_dtype(leaf) for leaf in numbers)
+    dtype = dtype or functools.reduce(torch.promote_types, dtypes)
     if not all(_converts(leaf, dtype) for leaf in numbers if isinstance(leaf, torch.Tensor)):
         return None
     if not all(_fits(vm, leaf, dtype) for leaf in numbers if type(leaf) in SYMBOLIC):

@@ -26,6 +26,7 @@ from bolide.dynamo.program.captured import Source
 from bolide.dynamo.torch_calls.checkpoint import refuse_gradients
 from bolide.dynamo.torch_calls.hooks import hooks_of
 from bolide.dynamo.world.makers import behind
+from bolide.support.errors import Unsupported
 from bolide.symbolic import without_zeros
 from bolide.tracing import DataDependent, Trace, TracedTensor
 from bolide.tracing.numbers import scalars
@@ -83,9 +84,8 @@ def _gradient_edge(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """A node that the history outside has made is not at hand."""
     for tensor in (*args, *kwargs.values()):
         if isinstance(tensor, TracedTensor) and type(tensor.grad_fn) is OUTSIDE_NODE:
-            raise vm.unsupported(
-                "an input with a history is asked", "tensor_method", "return the tensor", "get_gradient_edge"
-            )
+            reason, remedy = "an input with a history is asked", "return the tensor"
+            raise vm.unsupported(reason, "tensor_method", remedy, "get_gradient_edge")
     return NATIVE
 
 
@@ -148,11 +148,9 @@ def run_engine(
             tangent = torch.ones_like(output, memory_format=torch.preserve_format)
         tangents.append(tangent)
     if not all(output.requires_grad for output in outputs):
-        raise RuntimeError(
-            "element 0 of tensors does not require grad and does not have a grad_fn"
-            if len(outputs) == 1
-            else "one of the differentiated Tensors does not require grad"
-        )
+        if len(outputs) == 1:
+            raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
+        raise RuntimeError("one of the differentiated Tensors does not require grad")
     run = functools.partial(differentiate, list(outputs), tangents, list(inputs), *options)
     recorder, accumulates = vm.recorder, options[-1]
     if recorder is not None and not accumulates:
@@ -218,9 +216,7 @@ def _accumulate(vm: Machine, place: int, gradient: Any, create: bool) -> None:
     """Adds to the `grad` of a leaf as the engine does: in place if there is one."""
     tensor = vm.trace.inputs[place]
     if not vm.world.inputs.tensors[place].is_leaf:
-        raise vm.unsupported(
-            "the gradient goes on outside of the function", "tensor_method", "call backward there", "Tensor.backward"
-        )
+        raise _goes_on_outside(vm, "call backward there", "Tensor.backward")
     hooked = hooks_of(vm, place)
     if hooked is not None:
         raise vm.unsupported(hooked, "tensor_method", "call backward outside the function", "Tensor.backward")
@@ -282,9 +278,8 @@ def _grad(
     _refuse_outer_graph(vm, ends, starts, "torch.autograd.grad")
     for place in (vm.world.inputs.place(tensor) for tensor in starts):
         if place is not None and (hooked := hooks_of(vm, place)) is not None:
-            raise vm.unsupported(
-                hooked, "tensor_method", "compile what is called outside of the hook", "torch.autograd.grad"
-            )
+            remedy = "compile what is called outside of the hook"
+            raise vm.unsupported(hooked, "tensor_method", remedy, "torch.autograd.grad")
     gradients = run_engine(vm, ends, grad_outputs, starts, (keep, create, unused, False))
     if not unused and any(gradient is None for gradient in gradients):
         raise RuntimeError(
@@ -309,9 +304,11 @@ def _refuse_outer_graph(vm: Machine, outputs: Sequence[Any], inputs: Sequence[An
     if others and any(place is not None for place in asked):
         for node in behind(outputs):
             if any(id(getattr(other, "variable", None)) in others for other, _ in node.next_functions):
-                raise vm.unsupported(
-                    "the gradient goes on outside of the function", "tensor_method", "compile that, too", operation
-                )
+                raise _goes_on_outside(vm, "compile that, too", operation)
+
+
+def _goes_on_outside(vm: Machine, remedy: str, operation: str) -> Unsupported:
+    return vm.unsupported("the gradient goes on outside of the function", "tensor_method", remedy, operation)
 
 
 @intercept(forward_ad.make_dual)
