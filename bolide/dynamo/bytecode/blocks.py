@@ -31,7 +31,7 @@ _State = tuple[int, tuple[Block, ...]]  # depth of the stack, blocks from the ou
 def rows(code: types.CodeType, raw: list[Raw]) -> list[Row]:
     """The exception table of `code`, whose instructions are `raw`."""
     states = _walk(code, raw)
-    out: list[Row] = []
+    table: list[Row] = []
     for instruction in raw:
         depth_blocks = states.get(instruction.offset)
         blocks = depth_blocks[1] if depth_blocks is not None else ()
@@ -42,11 +42,11 @@ def rows(code: types.CodeType, raw: list[Raw]) -> list[Row]:
         assert target is not None
         handled = sum(block.target is None for block in blocks[:inner])
         row = Row(instruction.start, instruction.after, target, depth, handled, False)
-        if out and out[-1].end == row.start and out[-1][2:] == row[2:]:
-            out[-1] = out[-1]._replace(end=row.end)
+        if table and table[-1].end == row.start and table[-1][2:] == row[2:]:
+            table[-1] = table[-1]._replace(end=row.end)
         else:
-            out.append(row)
-    return out
+            table.append(row)
+    return table
 
 
 def _walk(code: types.CodeType, raw: list[Raw]) -> dict[int, _State]:

@@ -96,9 +96,15 @@ def _fixed(name: str, *parts: Part, since: Version = (3, 10), until: Version = (
     _form(name, since=since, until=until)(lambda code, raw: list(parts))
 
 
-def _renamed(name: str, uniform: str, since: Version = (3, 10), until: Version = (3, 13)) -> None:
-    """`name` is this operation, with the same argument."""
-    _form(name, since=since, until=until)(lambda code, raw: [(uniform, raw.arg)])
+def _single(
+    name: str,
+    uniform: str,
+    argument: Callable[[types.CodeType, Raw], Any] = lambda code, raw: raw.arg,
+    since: Version = (3, 10),
+    until: Version = (3, 13),
+) -> None:
+    """`name` is one operation, with this argument."""
+    _form(name, since=since, until=until)(lambda code, raw: [(uniform, argument(code, raw))])
 
 
 def forms(version: Version) -> dict[str, Form]:
@@ -143,15 +149,9 @@ def _jump_or_pop(code: types.CodeType, raw: Raw) -> list[Part]:
     return [("COPY", 1), (name, JumpTarget(destination(raw))), ("POP_TOP", None)]
 
 
-@_form("FOR_ITER")
-def _for_iter(code: types.CodeType, raw: Raw) -> list[Part]:
-    """The exhausted iterator is popped by the handler; in 3.13 the POP_TOP after END_FOR would do that."""
-    return [("FOR_ITER", JumpTarget(destination(raw), 1 if VERSION >= (3, 13) else 0))]
-
-
-@_form("SEND", since=(3, 11))
-def _send(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("SEND", JumpTarget(destination(raw), -1 if VERSION == (3, 11) else 0))]
+# The exhausted iterator is popped by the handler; in 3.13 the POP_TOP after END_FOR would do that.
+_single("FOR_ITER", "FOR_ITER", lambda code, raw: JumpTarget(destination(raw), int(VERSION >= (3, 13))))
+_single("SEND", "SEND", lambda code, raw: JumpTarget(destination(raw), -int(VERSION == (3, 11))), since=(3, 11))
 
 
 @_form("YIELD_FROM", until=(3, 10))
@@ -188,24 +188,19 @@ def _name(code: types.CodeType, raw: Raw) -> list[Part]:
     return [(raw.name, code.co_names[raw.arg])]
 
 
-@_form("LOAD_GLOBAL", since=(3, 11))
-def _load_global(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("LOAD_GLOBAL", (code.co_names[raw.arg >> 1], bool(raw.arg & 1)))]
+def _name_and_flag(bits: int) -> Callable[[types.CodeType, Raw], tuple[str, bool]]:
+    """The name whose index stands above so many bits of an argument, and the lowest of these."""
+    return lambda code, raw: (code.co_names[raw.arg >> bits], bool(raw.arg & 1))
 
 
-@_form("LOAD_GLOBAL", until=(3, 10))
-def _load_global_old(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("LOAD_GLOBAL", (code.co_names[raw.arg], False))]
+_single("LOAD_GLOBAL", "LOAD_GLOBAL", lambda code, raw: (code.co_names[raw.arg], False), until=(3, 10))
+_single("LOAD_GLOBAL", "LOAD_GLOBAL", _name_and_flag(1), since=(3, 11))
+_single("LOAD_SUPER_ATTR", "LOAD_SUPER_ATTR", _name_and_flag(2), since=(3, 12))
 
 
 @_form("LOAD_ATTR", since=(3, 12))
 def _load_attr(code: types.CodeType, raw: Raw) -> list[Part]:
     return [("LOAD_METHOD" if raw.arg & 1 else "LOAD_ATTR", code.co_names[raw.arg >> 1])]
-
-
-@_form("LOAD_SUPER_ATTR", since=(3, 12))
-def _load_super_attr(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("LOAD_SUPER_ATTR", (code.co_names[raw.arg >> 2], bool(raw.arg & 1)))]
 
 
 def locals_of(code: types.CodeType) -> list[str]:
@@ -238,8 +233,8 @@ def _load_classderef(code: types.CodeType, raw: Raw) -> list[Part]:
     return [("LOAD_LOCALS", None), ("LOAD_FROM_DICT_OR_DEREF", raw.arg)]
 
 
-_renamed("LOAD_CLOSURE", "LOAD_FAST", since=(3, 11), until=(3, 12))
-_renamed("LOAD_FAST_CHECK", "LOAD_FAST", since=(3, 12))
+_single("LOAD_CLOSURE", "LOAD_FAST", since=(3, 11), until=(3, 12))
+_single("LOAD_FAST_CHECK", "LOAD_FAST", since=(3, 12))
 
 
 @_form("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST", since=(3, 13))
@@ -269,9 +264,7 @@ for _instruction, _operator in BINARY.items():
     _fixed(_instruction, ("BINARY_OP", _operator), until=(3, 10))
 
 
-@_form("BINARY_OP", since=(3, 11))
-def _binary_op(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("BINARY_OP", list(BINARY.values())[raw.arg])]
+_single("BINARY_OP", "BINARY_OP", lambda code, raw: list(BINARY.values())[raw.arg], since=(3, 11))
 
 
 @_form("COMPARE_OP")
@@ -282,7 +275,7 @@ def _compare_op(code: types.CodeType, raw: Raw) -> list[Part]:
 
 _fixed("FORMAT_SIMPLE", ("FORMAT_VALUE", 0), since=(3, 13))
 _fixed("FORMAT_WITH_SPEC", ("FORMAT_VALUE", 4), since=(3, 13))
-_renamed("CONVERT_VALUE", "FORMAT_VALUE", since=(3, 13))
+_single("CONVERT_VALUE", "FORMAT_VALUE", since=(3, 13))
 
 INTRINSICS: dict[tuple[str, int], str] = {
     ("CALL_INTRINSIC_1", 3): "STOPITERATION_ERROR",
@@ -321,18 +314,10 @@ def _match_old(code: types.CodeType, raw: Raw) -> list[Part]:
     return [(raw.name, raw.arg), *_MATCHED]
 
 
-_renamed("CALL_METHOD", "CALL", until=(3, 10))
-
-
-@_form("CALL_FUNCTION_EX")
-def _call_function_ex(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("CALL_FUNCTION_EX", (bool(raw.arg & 1), VERSION > (3, 10)))]
-
-
-@_form("MAKE_FUNCTION", until=(3, 10))
-def _make_function_old(code: types.CodeType, raw: Raw) -> list[Part]:
-    return [("MAKE_FUNCTION", raw.arg | 16)]  # the qualified name is on the stack
-
+_single("CALL_METHOD", "CALL", until=(3, 10))
+_single("CALL_FUNCTION_EX", "CALL_FUNCTION_EX", lambda code, raw: (bool(raw.arg & 1), VERSION > (3, 10)))
+# The qualified name is on the stack.
+_single("MAKE_FUNCTION", "MAKE_FUNCTION", lambda code, raw: raw.arg | 16, until=(3, 10))
 
 # ---- blocks and exceptions of 3.10 -----------------------------------------------------------------------------------
 

@@ -159,7 +159,7 @@ def _parts(code: types.CodeType, instruction: Raw) -> list[Part]:
 
 
 def _raw_instructions(code: types.CodeType) -> list[Raw]:
-    out: list[Raw] = []
+    instructions: list[Raw] = []
     data = code.co_code
     extended = 0
     start = i = 0
@@ -173,26 +173,26 @@ def _raw_instructions(code: types.CodeType) -> list[Raw]:
             continue
         while i < len(data) and data[i] == 0:  # CACHE
             i += 2
-        out.append(Raw(name, arg, offset, start, i))
+        instructions.append(Raw(name, arg, offset, start, i))
         extended, start = 0, i
-    return out
+    return instructions
 
 
 def _lines(code: types.CodeType) -> dict[int, int]:
-    out = {}
+    lines = {}
     last = code.co_firstlineno
     for start, end, line in code.co_lines():
         last = line if line is not None else last
         for offset in range(start, end, 2):
-            out[offset] = last
-    return out
+            lines[offset] = last
+    return lines
 
 
 def _exception_table(code: types.CodeType) -> list[Row]:
     """Rows of `co_exceptiontable` (format: Objects/exception_handling_notes.txt of CPython: 6-bit big-endian
     varints)."""
     data = iter(code.co_exceptiontable)
-    out = []
+    rows = []
 
     def varint(first: int) -> int:
         value = first & 63
@@ -206,5 +206,5 @@ def _exception_table(code: types.CodeType) -> list[Row]:
         length = varint(next(data)) * 2
         target = varint(next(data)) * 2
         depth_lasti = varint(next(data))
-        out.append(Row(start, start + length, target, depth_lasti >> 1, None, bool(depth_lasti & 1)))
-    return out
+        rows.append(Row(start, start + length, target, depth_lasti >> 1, None, bool(depth_lasti & 1)))
+    return rows

@@ -61,9 +61,7 @@ def _globals(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return known.value
 
 
-@intercept(builtins.locals)
-def _locals(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return variables(vm)
+intercept(builtins.locals)(lambda vm, args, kwargs: variables(vm))
 
 
 def _code(vm: Machine, source: Any, mode: str) -> types.CodeType:

@@ -185,9 +185,7 @@ def _call_of(fn: Callable[..., object]) -> str:
     return f"{getattr(fn, '__qualname__', fn)}(...)"
 
 
-@intercept(is_exporting, torch.compiler.is_exporting)
-def _is_exporting(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return state.exporting
+intercept(is_exporting, torch.compiler.is_exporting)(lambda vm, args, kwargs: state.exporting)
 
 
 def cudagraph_mark_step_begin() -> None:

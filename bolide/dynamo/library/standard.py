@@ -85,17 +85,12 @@ def _operator(function: object, operate: Callable[..., object], vm: Machine, arg
     return operate(vm, function, *args)
 
 
-_OPERATIONS: dict[object, Callable[..., object]] = {
-    operator.getitem: get_item,
-    operator.setitem: set_item,
-    operator.delitem: delete_item,
-    operator.truth: operations.truth,
-}
-
-
-@intercept_table(_OPERATIONS)
+@intercept_table({operator.getitem: get_item, operator.setitem: set_item, operator.delitem: delete_item})
 def _operation(function: object, operation: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return operation(vm, *args)
+
+
+intercept(operator.truth)(lambda vm, args, kwargs: operations.truth(vm, *args))
 
 
 @intercept(operator.length_hint)

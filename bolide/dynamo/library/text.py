@@ -181,9 +181,7 @@ def _convert(function: object, conversion: int, vm: Machine, args: Args, kwargs:
     return format_value(vm, args[0], conversion, "")
 
 
-@intercept(format)
-def _format(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return format_value(vm, args[0], 0, args[1] if len(args) > 1 else "")
+intercept(format)(lambda vm, args, kwargs: format_value(vm, args[0], 0, args[1] if len(args) > 1 else ""))
 
 
 @intercept(object.__repr__)
@@ -207,9 +205,9 @@ def _str_format_map(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return Call(polyfill("format_string"), [args[0], (), args[1], [0]])
 
 
-@intercept(str.__mod__)
-def _str_mod(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    return str.__mod__(*args) if is_plain(args[1]) else Call(polyfill("percent"), args)
+intercept(str.__mod__)(
+    lambda vm, args, kwargs: str.__mod__(*args) if is_plain(args[1]) else Call(polyfill("percent"), args)
+)
 
 
 @answers(library.percent_of)

@@ -306,9 +306,9 @@ def _class(vm: Machine, owner: type, name: str) -> object:
     return _class_value(vm, owner, name, value)
 
 
-def method_in_python(found: object, name: str) -> types.FunctionType | None:
+def method_in_python(descriptor: object, name: str) -> types.FunctionType | None:
     """A method of the class of a descriptor, if it is written in Python."""
-    method = getattr(type(found), name, None)
+    method = getattr(type(descriptor), name, None)
     return method if type(method) is types.FunctionType else None
 
 

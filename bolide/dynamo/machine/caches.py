@@ -73,8 +73,8 @@ class _RealCall(NamedTuple):
         words = tuple((name, _HOLE if value is place else value) for name, value in kwargs.items())
         base = Source("object", None, None, function) if place is None else place.source
         source = Source("apply", base, (function, given, words), _answer_about)
-        real_words = {name: real_value(value) for name, value in kwargs.items()}
-        return cls(function, list(map(real_value, args)), real_words, source)
+        outside_words = {name: real_value(value) for name, value in kwargs.items()}
+        return cls(function, list(map(real_value, args)), outside_words, source)
 
     def answer(self, vm: Machine, results: dict[Any, Any]) -> Any:
         answer = for_real(self.function, *self.args, **self.words)

@@ -72,7 +72,7 @@ class Within:
         calls = [functools.partial(self.function, *args, **kwargs)]
         for caller in reversed(self.callers):
             calls.append(_from(caller, {}, calls[-1]))
-        return _made(calls)
+        return _call_outermost(calls)
 
 
 def call_within(frames: Sequence[Frame], function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -83,10 +83,10 @@ def call_within(frames: Sequence[Frame], function: Callable[..., Any], args: lis
     for frame in reversed(frames):
         if not frame.code.ours:
             calls.append(_from(caller_of(frame), variables(frame), calls[-1]))
-    return _made(calls)
+    return _call_outermost(calls)
 
 
-def _made(calls: list[functools.partial[Any]]) -> Any:
+def _call_outermost(calls: list[functools.partial[Any]]) -> Any:
     """Make the last call, which makes the others. They are constants of code, where the garbage collector does not see
     them: what they hold is taken from them."""
     try:

@@ -22,7 +22,6 @@ import signal
 import sys
 import traceback
 import types
-from collections.abc import Iterator
 from typing import Any
 
 from bolide.dynamo.config import config
@@ -164,17 +163,10 @@ def settle(error: Exception, expected: bool) -> Exception | None:
 def comes_from_outside(error: Exception) -> bool:
     """Whether a handler of a signal has raised it, or a hook of saved tensors (checkpoints stop so what they compute
     again), or another thread has put it there (`PyThreadState_SetAsyncExc`)."""
-    codes = [frame.f_code for frame in _frames(error)]
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
     handlers += saved_tensor_hooks() or ()
     if any(getattr(handler, "__code__", None) in codes for handler in handlers):
         return True
     builtin = type(error).__module__.partition(".")[0] in ("builtins", "torch")
     return not builtin and bool(codes) and codes[-1].co_filename.startswith("<bolide")
-
-
-def _frames(error: BaseException) -> Iterator[types.FrameType]:
-    step = error.__traceback__
-    while step is not None:
-        yield step.tb_frame
-        step = step.tb_next

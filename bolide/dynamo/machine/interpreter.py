@@ -76,14 +76,14 @@ Dispatch = Callable[["Machine", Frame, Any, list[Any], "dict[str, Any] | None"],
 
 def _bound(code: Code) -> list[tuple[Handler, Any]]:
     """The handlers and arguments of a code object. Raises Unsupported when an operation has no handler."""
-    out = []
+    handlers = []
     for index, name in enumerate(code.ops):
         handler = OPCODES.get(name)
         if handler is None:
             remedy = "move this code out of the compiled function"
             raise Unsupported(f"bytecode operation {name}", code.frame_at(index), remedy, kind="bytecode")
-        out.append((_skipped if code.skipped and not UNIFORM[name].calls else handler, code.args[index]))
-    return out
+        handlers.append((_skipped if code.skipped and not UNIFORM[name].calls else handler, code.args[index]))
+    return handlers
 
 
 def _skipped(vm: Machine, frame: Frame, arg: object) -> NoReturn:

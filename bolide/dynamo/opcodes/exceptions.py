@@ -120,10 +120,7 @@ def _exc_info(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> object:
 
 
 if VERSION >= (3, 11):
-
-    @intercept(sys.exception)
-    def _exception(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> object:
-        return vm.handled()
+    intercept(sys.exception)(lambda vm, args, kwargs: vm.handled())
 
 
 # ---- raising ---------------------------------------------------------------------------------------------------------

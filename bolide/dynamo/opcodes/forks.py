@@ -236,7 +236,7 @@ def _merge_writes(merge: _Merge, first: Way, second: Way) -> None:
 
 class _Merge:
     """What stands in one place after either way. Used twice: first the pairs of tensors are found, between which the
-    graph chooses, then their values are put in place (`made`)."""
+    graph chooses, then their values are put in place (`results`)."""
 
     def __init__(self, vm: Machine, before: State, ways: list[Way]) -> None:
         self.vm, self.before, self.ways = vm, before, ways

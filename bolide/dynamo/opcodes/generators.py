@@ -104,14 +104,8 @@ def _advance(vm: Machine, generator: Generator, value: object) -> object:
     return SWITCHED if vm.resume(generator, value, "stop") else vm.frames[-1].stack.pop()
 
 
-@intercept(generators.generator_next)
-def _generator_next(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> object:
-    return _advance(vm, args[0], None)
-
-
-@intercept(generators.generator_send)
-def _generator_send(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> object:
-    return _advance(vm, args[0], args[1])
+intercept(generators.generator_next)(lambda vm, args, kwargs: _advance(vm, args[0], None))
+intercept(generators.generator_send)(lambda vm, args, kwargs: _advance(vm, args[0], args[1]))
 
 
 @intercept(generators.delegate_of_generator)
@@ -141,9 +135,9 @@ def _given_to_throw(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> obj
     return given if given is not None and thrown == id(args[0]) else (args[0],)
 
 
-@intercept(generators.is_stepped_by_code)
-def _is_stepped_by_code(vm: Machine, args: list[Any], kwargs: dict[str, Any]) -> object:
-    return vm.world.classes.python_method(class_of(args[0]), "__next__") is not None
+intercept(generators.is_stepped_by_code)(
+    lambda vm, args, kwargs: vm.world.classes.python_method(class_of(args[0]), "__next__") is not None
+)
 
 
 # ---- asynchronous code -----------------------------------------------------------------------------------------------

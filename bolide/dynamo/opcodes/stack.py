@@ -91,19 +91,19 @@ def _load_fast_and_clear(vm: Machine, frame: Frame, arg: int) -> None:
 @opcode("STORE_FAST")
 def _store_fast(vm: Machine, frame: Frame, arg: int) -> None:
     variables = frame.locals
-    if type(variables[arg]) in _FOUND:
+    if type(variables[arg]) in _FROM_OUTSIDE:
         vm.world.lifetimes.refuse_drop(variables[arg])
     variables[arg] = frame.stack.pop()
 
 
-_FOUND = frozenset({Deferred, Outside})  # what stands in a variable for an object of the outside world
+_FROM_OUTSIDE = frozenset({Deferred, Outside})  # what stands in a variable for an object of the outside world
 
 
 @opcode("DELETE_FAST")
 def _delete_fast(vm: Machine, frame: Frame, arg: int) -> None:
     if frame.locals[arg] is MISSING:
         raise _unbound(frame, arg)
-    if type(frame.locals[arg]) in _FOUND:
+    if type(frame.locals[arg]) in _FROM_OUTSIDE:
         vm.world.lifetimes.refuse_drop(frame.locals[arg])
     frame.locals[arg] = MISSING
 

@@ -355,7 +355,4 @@ def heapreplace(heap: Any, item: Any) -> Any:
 
 
 def heappushpop(heap: Any, item: Any) -> Any:
-    if heap and heap[0] < item:
-        item, heap[0] = heap[0], item
-        _sink(heap, 0)
-    return item
+    return heapreplace(heap, item) if heap and heap[0] < item else item

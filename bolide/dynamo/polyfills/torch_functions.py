@@ -103,7 +103,6 @@ MOVES_RESULTS = any("movedim" in part.co_names for part in _inner)
 
 
 def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
-    """`torch.cond`"""
     return true_fn(*operands) if pred else false_fn(*operands)
 
 

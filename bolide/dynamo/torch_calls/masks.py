@@ -108,7 +108,7 @@ def _has_plain(args: Sequence[Any]) -> bool:
 # ---- making them -----------------------------------------------------------------------------------------------------
 
 
-def _made(vm: Machine, tensor: TracedTensor, cls: Any) -> Any:
+def _masked(vm: Machine, tensor: TracedTensor, cls: Any) -> Any:
     """`tensor` as one of class `cls`."""
     tensor.__class__ = mask = _mask(vm, cls)
     tensor.attributes = {}
@@ -116,8 +116,7 @@ def _made(vm: Machine, tensor: TracedTensor, cls: Any) -> Any:
     return tensor
 
 
-def _as_real(value: Any) -> bool:
-    """Whether a value is a traced tensor."""
+def _is_traced(value: Any) -> bool:
     return type(value) is TracedTensor or is_mask(type(value))
 
 
@@ -128,22 +127,22 @@ def _aliased(tensor: Any) -> Any:
 
 @answers(torch.Tensor.as_subclass, recorded=True)
 def _as_subclass(vm: Machine, tensor: TracedTensor, cls: object) -> object:
-    if not _as_real(tensor) or not isinstance(cls, type):
+    if not _is_traced(tensor) or not isinstance(cls, type):
         raise vm.unsupported("as_subclass of no plain tensor", "input", _REMEDY, "a tensor subclass is made")
     alias = _aliased(tensor)
-    return alias if cls is torch.Tensor else _made(vm, alias, cls)
+    return alias if cls is torch.Tensor else _masked(vm, alias, cls)
 
 
 @answers(torch.Tensor._make_subclass, recorded=True)
 def _make_subclass(
     vm: Machine, cls: type, tensor: TracedTensor, require_grad: object = False, *more: object, **others: object
 ) -> object:
-    if not _as_real(tensor) or more or others or cls is torch.nn.Parameter:
+    if not _is_traced(tensor) or more or others or cls is torch.nn.Parameter:
         reason = f"a tensor is made a {cls.__name__}, a subclass of Tensor"
         raise vm.unsupported(reason, "input", _REMEDY, "a tensor subclass is made")
     with torch._C.DisableTorchFunctionSubclass():
         alias: Any = tensor.detach().requires_grad_(bool(require_grad))
-    return alias if cls is torch.Tensor else _made(vm, alias, cls)
+    return alias if cls is torch.Tensor else _masked(vm, alias, cls)
 
 
 @answers(torch.Tensor.__new__)
@@ -153,8 +152,8 @@ def _new(vm: Machine, given_cls: type, *given: Any, **others: object) -> object:
     if cls is torch.Tensor or others or len(given) > 1:
         return NATIVE
     vm.trace.where = vm.where()
-    alias: Any = _aliased(given[0]) if given and _as_real(given[0]) else torch.Tensor(*given)
-    return _made(vm, alias, cls)
+    alias: Any = _aliased(given[0]) if given and _is_traced(given[0]) else torch.Tensor(*given)
+    return _masked(vm, alias, cls)
 
 
 # ---- what torch asks in the program ----------------------------------------------------------------------------------
@@ -162,7 +161,7 @@ def _new(vm: Machine, given_cls: type, *given: Any, **others: object) -> object:
 
 def _is_at_hand(descriptor: Any, owner: object) -> bool:
     """Whether an attribute is torch's own of a traced tensor whose class is not to be asked."""
-    if not issubclass(torch.Tensor, descriptor.__objclass__) or not _as_real(owner):
+    if not issubclass(torch.Tensor, descriptor.__objclass__) or not _is_traced(owner):
         return False
     return not is_mask(type(owner)) or not torch._C._is_torch_function_enabled()
 
@@ -225,7 +224,7 @@ def _put_on(tensor: TracedTensor, cls: type) -> None:
     """Give a traced tensor the mask of a class."""
 
 
-answers(_put_on)(_made)
+answers(_put_on)(_masked)
 
 
 def wrap(world: World, real: Any, source: Source) -> Any:

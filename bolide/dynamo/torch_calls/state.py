@@ -87,10 +87,8 @@ def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return SWITCHED
 
 
-@answers(torch.jit._script._unwrap_optional)
-def _unwrap_optional(vm: Machine, x: object) -> object:
-    """What TorchScript takes as no longer None; None itself is refused, in eager."""
-    return NATIVE if x is None else x
+# What TorchScript takes as no longer None; None itself is refused, in eager.
+answers(torch.jit._script._unwrap_optional)(lambda vm, x: NATIVE if x is None else x)
 
 
 def _has_global_hooks(vm: Machine) -> bool:
@@ -140,10 +138,8 @@ def _read(function: object, reader: Reader, vm: Machine, args: Args, kwargs: Kwa
     return read_state(vm, reader, [*args, *kwargs.values()])
 
 
-@intercept(torch.backends.ContextProp.__get__)
-def _property(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    """An attribute such as `torch.backends.cudnn.deterministic`."""
-    return read_state(vm, args[0].getter, [])
+# An attribute such as `torch.backends.cudnn.deterministic`.
+intercept(torch.backends.ContextProp.__get__)(lambda vm, args, kwargs: read_state(vm, args[0].getter, []))
 
 
 @answers(torch.autocast)
@@ -154,10 +150,8 @@ def _autocast(vm: Machine, device_type: object = None, dtype: object = None, *_:
     return NATIVE
 
 
-@intercept(torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack)
-def _no_modes(vm: Machine, args: Args, kwargs: Kwargs) -> int:
-    """Compiled code runs under no modes, and the program enters its own outside of what is captured."""
-    return 0
+# Compiled code runs under no modes, and the program enters its own outside of what is captured.
+intercept(torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack)(lambda vm, args, kwargs: 0)
 
 
 # ---- modes, nested compilation: what would be compiled inside is captured with the rest ------------------------------

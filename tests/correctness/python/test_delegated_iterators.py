@@ -175,3 +175,21 @@ def test_iterators_among_the_items_of_others_go_on(name: str) -> None:
         assert described(caught(compiled, torch.ones(1), its, its_held)) == described(
             caught(program, torch.ones(1), mine, my_held)
         )
+
+
+@bolide.disable
+def consumed(iterator: Iterator[Any]) -> list[Any]:
+    return list(iterator)
+
+
+def test_a_delegation_begins_where_native_code_resumes_a_generator_behind_a_break() -> None:
+    def delegating(x: torch.Tensor) -> Iterator[Any]:
+        yield x + 1
+        yield from Plain([], 2)
+
+    def f(x: torch.Tensor) -> Any:
+        generator = delegating(x)
+        return next(generator), consumed(generator)
+
+    x = torch.ones(2)
+    assert repr(bolide.compile(f)(x)) == repr(f(x))
