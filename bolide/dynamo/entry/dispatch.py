@@ -49,12 +49,7 @@ CaptureRest = Callable[[Shape, tuple[object, ...], SizeHistory], Captured]
 
 
 class Dispatcher(Versions):
-    """A compiled function.
-
-    original: the user's function, called for eager and for inlining
-    function: the public function
-    points: where its segments have ended, and what is compiled to go on there
-    """
+    """A compiled function."""
 
     def __init__(
         self,
@@ -68,20 +63,15 @@ class Dispatcher(Versions):
         place: types.CodeType | None = None,
         wishes: Wishes | None = None,
     ) -> None:
-        self.original = original
+        self.original = original  # the user's function, called for eager and for inlining
         self.capture, self.rest = capture, rest
         name = name or original.__qualname__
         code = place or original.__code__
         signature = Signature.of(original.__code__)
         self.function = self._public(name, signature)
-        super().__init__(
-            name,
-            original.__code__ if key is None else key,
-            UserFrame(code.co_filename, code.co_firstlineno, name),
-            signature,
-            backend,
-            wishes or Wishes(),
-        )
+        key = original.__code__ if key is None else key
+        frame = UserFrame(code.co_filename, code.co_firstlineno, name)
+        super().__init__(name, key, frame, signature, backend, wishes or Wishes())
 
     def _public(self, name: str, signature: Signature) -> types.FunctionType:
         """The public function: the user's parameters, forwarded to `top`. Its code comes in two forms, the second for
@@ -147,7 +137,7 @@ class Dispatcher(Versions):
 
     def reset(self) -> None:
         super().reset()
-        self.points: dict[Shape, Point] = {}
+        self.points: dict[Shape, Point] = {}  # where segments have ended, and what is compiled to go on there
         self.heads: set[tuple[Code, int]] = set()  # the innermost frames of points that have entries
         self.shapes: dict[Shape, Shape] = {}  # where segments end
         self.hops: dict[Shape, Hop | None] = {}  # by where segments have ended
@@ -283,10 +273,6 @@ class Dispatcher(Versions):
         running.let_go()
         return point, values
 
-    def _known_point(self, running: Concrete) -> Point | None:
-        """The point that frames have come to, if a segment has ended there."""
-        return self.points.get(flatten(running.frames)[0])
-
     def _learn(self, shape: Shape, way: Way, final: Shape | None, point: Point | None) -> None:
         """The frames of `shape` went this way: when they do for the second time, it is written down."""
         if shape in self.hops:
@@ -308,7 +294,7 @@ class Dispatcher(Versions):
             if alone and not self._stays_alone(running, top):
                 return
             if (top.code, top.pc) in self.heads:
-                known = self._known_point(running)
+                known = self.points.get(flatten(running.frames)[0])
                 if known is not None and known.entries and not known.given_up:
                     return
             running.step()
@@ -317,7 +303,7 @@ class Dispatcher(Versions):
         """Whether the next instruction is one of the same frame that is not captured."""
         if not top.code.skipped or not UNIFORM[top.code.ops[top.pc]].calls:
             return bool(top.code.skipped)
-        known = self._known_point(running)
+        known = self.points.get(flatten(running.frames)[0])
         return known is not None and known.single
 
     def point(self, shape: Shape) -> Point:
@@ -361,14 +347,9 @@ class Point(Versions):
         names = shape.names()
         joined = ", ".join(names)
         where = shape.where()
-        super().__init__(
-            f"{root.name}/{number}",
-            root.key,
-            where[-1] if where else root.place,
-            Signature(names, joined, joined),
-            root.backend,
-            root.wishes,
-        )
+        place = where[-1] if where else root.place
+        signature = Signature(names, joined, joined)
+        super().__init__(f"{root.name}/{number}", root.key, place, signature, root.backend, root.wishes)
 
     def reset(self) -> None:
         super().reset()

@@ -99,7 +99,4 @@ def get_compilation_metrics() -> list[CompilationMetrics]:
     return list(compilation_metrics)
 
 
-@on_reset
-def clear() -> None:
-    """Forget all figures."""
-    compilation_metrics.clear()
+on_reset(compilation_metrics.clear)

@@ -56,16 +56,13 @@ class CompiledModule:
         return type(self)._bolide_rebuild(copy.deepcopy(self._orig_mod, memo))
 
 
-_SLOTS = ("_orig_mod", "_bolide_call")
-
-
 def wrap(module: nn.Module, call: Callable[..., Any], rebuild: Callable[[nn.Module], nn.Module]) -> nn.Module:
     """A compiled `module`: calling it calls ``call(module, *args, **kwargs)``. `rebuild` compiles a copy of the module
     in the same way, and can be pickled.
     """
     user = type(module)
     body: dict[str, Any] = {
-        "__slots__": _SLOTS,
+        "__slots__": ("_orig_mod", "_bolide_call"),
         "__module__": user.__module__,
         "__qualname__": user.__qualname__,
         "__doc__": user.__doc__,

@@ -39,16 +39,14 @@ Runner = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One compiled version of a function, the `number`th. `source` shows its check and then the function; `rest` is the
-    text of the function that goes on when the check has been made, with what it found and the values of the names.
-    """
+    """One compiled version of a function."""
 
     number: int
     guards: tuple[Guard, ...]
-    source: str
+    source: str  # of its check, and then of the function
     function: Callable[..., object]
     check: Check
-    rest: str
+    rest: str  # text of the function that goes on after the check, with what that found and the values of the names
 
     @functools.cached_property
     def passed(self) -> Callable[..., object]:
@@ -90,14 +88,8 @@ def make_entry(
     )
     rest = f"def passed({', '.join([found, *signature.names])}):\n{body}"
     scope = namespace.values
-    check = Check(
-        signature.names,
-        signature.containers,
-        guards,
-        builder.wanted,
-        captured.name,
-        lambda function: scope.__setitem__(checked, function),
-    )
+    install = functools.partial(scope.__setitem__, checked)
+    check = Check(signature.names, signature.containers, guards, builder.wanted, captured.name, install)
     exec(compile(source, f"<bolide {captured.name}>", "exec", dont_inherit=True), scope)
     return Entry(number, tuple(guards), f"{check.source}\n{source}", scope.pop("entry"), check, rest)
 

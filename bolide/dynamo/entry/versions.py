@@ -97,10 +97,7 @@ _PATIENCE = 4  # calls that are made again in eager before data are no symbols a
 
 
 class Versions(ABC):
-    """The entries of one point, newest last, and what happens when none fits.
-
-    entries: all of them, as they were made
-    order: the same, by last use
+    """The entries of one point, and what happens when none fits.
 
     name: of the function, or of the segment that starts here
     key: points with the same key share `accumulated_cache_size_limit`
@@ -125,8 +122,8 @@ class Versions(ABC):
 
     def reset(self) -> None:
         """Drop every entry and every failure."""
-        self.entries: tuple[Entry, ...] = ()
-        self.order: tuple[Entry, ...] = ()
+        self.entries: tuple[Entry, ...] = ()  # newest last
+        self.order: tuple[Entry, ...] = ()  # the same, by last use
         self.sizes = SizeHistory(self.name, self.wishes.dynamic, place=self.place)
         self.given_up = False
         self.called = False  # with the stance eager_then_compile
@@ -579,12 +576,8 @@ def not_raised(expected: str) -> Unsupported:
 
 def _let_go(captured: Captured) -> None:
     """What was captured is compiled: who keeps it keeps none of the call's values."""
-    release, captured.release = captured.release, _nothing
+    release, captured.release = captured.release, lambda: None
     release()
-
-
-def _nothing() -> None:
-    """There is nothing to let go of."""
 
 
 def _recorded(run: Runner, name: str) -> Runner:

@@ -31,18 +31,13 @@ GuardFailed = Callable[[GuardFail], object]
 
 @dataclass(frozen=True)
 class GuardFilterEntry:
-    """A guard as a filter function sees it.
+    """A guard as a filter function sees it."""
 
-    name: the path of the value, as text (``self.layers[0].weight``), "" for the global state; guard_type: see
-    `program.GuardKind`; value: what is expected, if `has_value` (constants and objects expected by identity);
-    is_global: whether it is read from a module's globals or the global state; orig_guard: the guard itself.
-    """
-
-    name: str
-    guard_type: str
+    name: str  # the path of the value, as text (``self.layers[0].weight``), "" for the global state
+    guard_type: str  # see `program.GuardKind`
     has_value: bool
-    value: object
-    is_global: bool
+    value: object  # what is expected, if `has_value` (constants and objects expected by identity)
+    is_global: bool  # whether it is read from a module's globals or the global state
     orig_guard: Guard
     derived_guard_types: tuple[str, ...] = ()
 

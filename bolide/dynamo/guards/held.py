@@ -78,14 +78,6 @@ def _holds(guard: Guard) -> bool:
     return test is not None and test(guard.source, guard.expected)
 
 
-def _class_has(source: Any, expected: Any) -> bool:
-    return steering(source.obj, expected.name, expected.after) is expected.value
-
-
-def _module_has(source: Any, expected: Any) -> bool:
-    return type(source.obj) is dict and source.obj.get(source.key[1], MISSING) is expected
-
-
 def _module_lacks(source: Any, expected: Any) -> bool:
     key, present = expected
     return type(source.obj) is dict and type(key) is str and not present and key not in source.obj
@@ -97,9 +89,9 @@ def _function_has(source: Any, expected: Any) -> bool:
     return known and getattr(base.obj, source.key) is expected
 
 
-_TESTS: dict[tuple[str, str], Callable[[object, object], bool]] = {
-    ("class_attr", "object"): _class_has,
-    ("is", "global"): _module_has,
+_TESTS: dict[tuple[str, str], Callable[[Any, Any], bool]] = {
+    ("class_attr", "object"): lambda of, wanted: steering(of.obj, wanted.name, wanted.after) is wanted.value,
+    ("is", "global"): lambda of, wanted: type(of.obj) is dict and of.obj.get(of.key[1], MISSING) is wanted,
     ("has_key", "object"): _module_lacks,
     ("is", "attr"): _function_has,
 }

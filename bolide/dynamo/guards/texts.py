@@ -61,15 +61,8 @@ def tensor_guard(tensor: torch.Tensor, where: UserFrame | None = None) -> Tensor
     refusal = _refusal(tensor) or _without_history(tensor)
     if refusal is not None:
         raise Unsupported(refusal[0], where, refusal[1], kind="lazy" if is_lazy(tensor) else "input")
-    return TensorGuard(
-        type(tensor),
-        tensor.dtype,
-        tensor.device,
-        tensor.requires_grad,
-        tensor.is_leaf,
-        tuple(tensor.shape),
-        tuple(tensor.stride()),
-    )
+    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+    return TensorGuard(type(tensor), tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf, shape, stride)
 
 
 def tensor_fits(tensor: torch.Tensor, expected: TensorGuard) -> bool:

@@ -213,27 +213,15 @@ class Signature:
 
     @staticmethod
     def of(code: types.CodeType) -> Signature:
-        count = code.co_argcount
-        names = code.co_varnames
-        declare = list(names[:count])
-        forward = list(names[:count])
+        count, names = code.co_argcount, code.co_varnames
+        keywords = names[count : count + code.co_kwonlyargcount]
+        rest = names[count + code.co_kwonlyargcount :]
+        several = [f"*{rest[0]}"] if code.co_flags & inspect.CO_VARARGS else []
+        named = [f"**{rest[len(several)]}"] if code.co_flags & inspect.CO_VARKEYWORDS else []
+        declare = [*names[:count], *(several or (["*"] if keywords else [])), *keywords, *named]
         if code.co_posonlyargcount:
             declare.insert(code.co_posonlyargcount, "/")
-        keywords = names[count : count + code.co_kwonlyargcount]
-        end = count + code.co_kwonlyargcount
-        containers = []
-        if code.co_flags & inspect.CO_VARARGS:
-            containers.append(names[end])
-            declare.append(f"*{names[end]}")
-            forward.append(f"*{names[end]}")
-            end += 1
-        elif keywords:
-            declare.append("*")
-        declare += keywords
-        forward += [f"{name}={name}" for name in keywords]
-        if code.co_flags & inspect.CO_VARKEYWORDS:
-            containers.append(names[end])
-            declare.append(f"**{names[end]}")
-            forward.append(f"**{names[end]}")
-            end += 1
-        return Signature(tuple(names[:end]), ", ".join(declare), ", ".join(forward), tuple(containers))
+        forward = [*names[:count], *several, *(f"{name}={name}" for name in keywords), *named]
+        containers = rest[: len(several) + len(named)]
+        every = (*names[:count], *keywords, *containers)
+        return Signature(every, ", ".join(declare), ", ".join(forward), containers)

@@ -85,12 +85,8 @@ class Frame:
 
 class Generator:
     """A suspended frame that yields. `started`, `running` and `done` as in CPython; `kind`: "generator" or "coroutine".
-
-    CPython runs the `finally` blocks of a suspended generator when its last reference goes; `abandon` is told of that
-    while a program is interpreted. `native` is the native generator that a frame on the stack of real frames is the
-    body of (see `reified`). `source` says where the generator of the outside world is found that this one stands for;
-    the body of a `foreign` one is run by CPython: it cannot be resumed here, and what it holds is not known.
-    """
+    The body of a `foreign` one is run by CPython: it cannot be resumed here, and what it holds is not known. CPython
+    runs the `finally` blocks of a suspended generator when its last reference goes."""
 
     __slots__ = (
         *("__weakref__", "abandon", "done", "foreign", "frame", "kind", "name", "native", "running", "source"),
@@ -100,9 +96,9 @@ class Generator:
     def __init__(self, frame: Frame, name: str, kind: str = "generator") -> None:
         self.frame, self.name, self.kind = frame, name, kind
         self.started = self.running = self.done = self.foreign = False
-        self.abandon: Callable[[Generator], None] | None = None
-        self.native: Any = None
-        self.source: Source | None = None
+        self.abandon: Callable[[Generator], None] | None = None  # told when the last reference goes, while interpreting
+        self.native: Any = None  # the generator that a frame on the stack of real frames is the body of (`reified`)
+        self.source: Source | None = None  # of the generator of the outside world that this one stands for
 
     def __repr__(self) -> str:
         raise Unsupported(f"the text of a {self.kind} is asked for by native code", kind="iterator")

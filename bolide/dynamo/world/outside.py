@@ -211,7 +211,8 @@ class Overlay:
         out += [(key, MISSING) for key in moved if final.get(key, MISSING) is not MISSING]
         for key, value in final.items():
             before = self.original.get(key, MISSING)
-            if key in moved or (value is not before and not _is_same(value, before)):
+            same = value is before or (type(before) in CONSTANT_TYPES and same_constant(value, before))
+            if key in moved or not same:
                 out.append((key, value))
         return out
 
@@ -240,10 +241,6 @@ def _is_computed(cls: type, name: Any) -> bool:
     own."""
     kind = type(class_attribute(cls, name))
     return is_data_descriptor(kind) or (hasattr(kind, "__get__") and not hasattr(kind, "__set__"))
-
-
-def _is_same(value: object, before: object) -> bool:
-    return type(before) in CONSTANT_TYPES and same_constant(value, before)
 
 
 def _hashes_itself(key: object) -> bool:
