@@ -189,10 +189,7 @@ def _place(holder: Any, value: Any) -> str:
     else:
         names = [name for cls in type(holder).__mro__ for name in vars(cls).get("__slots__", ())]
         places = [(name, getattr(holder, name, None)) for name in names]
-    for place, item in places:
-        if item is value:
-            return f"{place!r:.60}"
-    return "a part"
+    return next((f"{place!r:.60}" for place, item in places if item is value), "a part")
 
 
 def _described(value: object) -> str:

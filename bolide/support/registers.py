@@ -15,8 +15,7 @@ class Register(Protocol[V]):
 
 
 def register(table: dict[str, V], key: Callable[[str], str] = str) -> Register[V]:
-    """The decorator that fills `table`; `key` makes the table's keys from those that it is given. It raises ValueError
-    for a key that the table has."""
+    """A decorator that fills `table`, under what `key` makes of keys. ValueError for one that is there already."""
 
     def under(*keys: str) -> Callable[[V], V]:
         def enter(value: V) -> V:

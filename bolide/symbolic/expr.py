@@ -74,8 +74,7 @@ Terms = tuple[Term, ...]
 
 
 class Expr:
-    """An interned integer expression: ``offset + sum(coefficient * product of atoms)``. Compare with ``is`` or ``==``
-    (the same thing)."""
+    """An interned integer expression, ``offset + sum(coefficient * product of atoms)``: equal ones are one object."""
 
     __slots__ = ("__weakref__", "_bounds", "_free", "_least", "_text", "offset", "terms")
     terms: Terms

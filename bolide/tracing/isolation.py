@@ -111,7 +111,7 @@ def _optimizer_functions() -> Iterator[FunctionType]:
 
 
 def _reachable(roots: Iterable[object]) -> Iterator[tuple[FunctionType, list[FunctionType]]]:
-    """Every function reached from `roots` through closures, with the functions it closes over."""
+    """Every function reached from `roots` through closures, and what it closes over. (Empty cells are equal.)"""
     waiting = [root for root in roots if isinstance(root, FunctionType)]
     seen: set[int] = set()
     while waiting:
@@ -119,15 +119,7 @@ def _reachable(roots: Iterable[object]) -> Iterator[tuple[FunctionType, list[Fun
         if id(function) in seen:
             continue
         seen.add(id(function))
-        inside = [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
+        inside = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
         functions = [value for value in inside if isinstance(value, FunctionType)]
         yield function, functions
         waiting.extend(functions)
-
-
-def _filled(cell: CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True

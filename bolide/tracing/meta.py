@@ -14,8 +14,7 @@ T = TypeVar("T")
 
 
 class TensorMeta(NamedTuple):
-    """Everything but the data of a tensor. Sizes, strides and offset count elements; they are ints, or `torch.SymInt`s
-    over our own nodes."""
+    """Everything but the data of a tensor. Sizes, strides and offset count elements; they may be our `SymInt`s."""
 
     shape: tuple[Any, ...]
     stride: tuple[Any, ...]

@@ -404,9 +404,8 @@ class TracedTensor(torch.Tensor):
             raise DataDependent("bool(tensor)", self._trace.where, "data_branch") from None
 
     def _refuse(self, operation: str, remedy: str) -> NoReturn:
-        raise Unsupported(
-            f"{operation} inside a compiled function", self._trace.where, remedy, "tensor_method", operation=operation
-        )
+        reason = f"{operation} inside a compiled function"
+        raise Unsupported(reason, self._trace.where, remedy, "tensor_method", operation)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

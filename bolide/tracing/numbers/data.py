@@ -16,7 +16,7 @@ import torch.fx
 from torch._ops import OpOverload
 
 from bolide.support.errors import Refuted
-from bolide.symbolic import Cond, Expr, Ratio, Size, SymNode, as_expr
+from bolide.symbolic import Cond, Expr, Ratio, Size, SymNode, as_expr, is_data
 from bolide.tracing import graph
 from bolide.tracing.recording.recorder import Recorder
 from bolide.tracing.tensor import TracedTensor
@@ -144,13 +144,9 @@ def _index_symbol(trace: Recorder, func: OpOverload, index: torch.SymInt, size: 
     return once(trace, (func, *nodes), make)
 
 
-def may_count_from_end(trace: Recorder, index: object) -> bool:
+def may_count_from_end(trace: Recorder, index: Any) -> bool:
     """Whether an index is data that may be negative."""
-    return (
-        type(index) is torch.SymInt
-        and trace.shapes.is_data(index.node.expr)
-        and trace.shapes.decide(index.node.expr.ge(0)) is not True
-    )
+    return is_data(index) and trace.shapes.decide(index.node.expr.ge(0)) is not True
 
 
 def check(trace: Recorder, condition: Cond) -> None:

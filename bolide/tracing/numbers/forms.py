@@ -14,8 +14,7 @@ from bolide.tracing.recording.recorder import Recorder
 
 
 def with_tensors(trace: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of an operation some of whose numbers are traced floats, recorded with tensors in their place;
-    NotImplemented when none of them is."""
+    """What an operation on traced floats answers, recorded with tensors in their place; else NotImplemented."""
     if not any(map(_has_scalar, args)) and not any(map(_has_scalar, kwargs.values())):
         return NotImplemented
     name = func._name.removeprefix("aten::").partition(".")[0]

@@ -121,14 +121,10 @@ def has_own_derivative(func: OpOverload) -> bool:
 
 def refuse_unless_compliant(trace: Recorder, func: OpOverload) -> None:
     """Raises Unsupported for an operator of other makers that does not say that it keeps the compiler's rules."""
-    if (
-        not isinstance(func, OpOverload)
-        or func.namespace in _OWN_NAMESPACES
-        or torch.Tag.pt2_compliant_tag in func.tags
-    ):
-        return
-    reason = "an operator without the tag pt2_compliant_tag is called"
-    raise Unsupported(reason, trace.where, kind="compliance", operation=str(func))
+    of_others = isinstance(func, OpOverload) and func.namespace not in _OWN_NAMESPACES
+    if of_others and torch.Tag.pt2_compliant_tag not in func.tags:
+        reason = "an operator without the tag pt2_compliant_tag is called"
+        raise Unsupported(reason, trace.where, kind="compliance", operation=str(func))
 
 
 # ---- functional operations and views ---------------------------------------------------------------------------------
@@ -286,9 +282,8 @@ def _variance(trace: Recorder, func: OpOverload, x: Tensor, *args: Any, **kwargs
     """Eager warns of too few elements, in the kernel."""
     dims, correction = args[0] if args else None, kwargs.get("correction")
     counted = [x.shape[wrap_dim(dim, x.dim())] for dim in dims] if dims and x.dim() else [*x.shape]
-    few = all(size.__class__ is int for size in counted) and math.prod(counted) <= (
-        1 if correction is None else correction
-    )
+    most = 1 if correction is None else correction
+    few = all(size.__class__ is int for size in counted) and math.prod(counted) <= most
     if few and 0 not in x.shape:
         warnings.warn(
             f"{func._opname}(): degrees of freedom is <= 0. Correction should be strictly less than the reduction "

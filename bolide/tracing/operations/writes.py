@@ -64,9 +64,9 @@ def refuse_types(
     results: Sequence[torch.fx.Node],
 ) -> None:
     """Raises what eager does where an `out=` argument is of a type that the operation does not write."""
-    given = [kwargs[name].dtype for name in kwargs if name in out]
-    wanted = [result.meta["val"].dtype for result in results]
-    if given == wanted or len(given) != len(wanted):
+    given = {name: arg.dtype for name, arg in kwargs.items() if name in out}
+    wanted = dict(zip(given, [result.meta["val"].dtype for result in results]))
+    if given == wanted or len(given) != len(results):
         return
 
     def described(arg: object) -> object:
@@ -75,12 +75,10 @@ def refuse_types(
         return meta_of(arg) if isinstance(arg, Tensor) else arg
 
     options = {key: mapped(arg, described) for key, arg in kwargs.items() if key not in out}
-    names = [name for name in kwargs if name in out]
-    written = dict(zip(names, given)), dict(zip(names, wanted))
-    refused = kernels.out_refusal(func, mapped(args, described), options, *written)
+    refused = kernels.out_refusal(func, mapped(args, described), options, given, wanted)
     if refused is not None:
         raise type(refused)(*refused.args)
-    if not all(map(torch.can_cast, wanted, given)):
+    if not all(map(torch.can_cast, wanted.values(), given.values())):
         reason = "an out= argument of a type to which the result is not converted"
         raise Unsupported(reason, where, "give it the right type", kind="tensor_write")
 
@@ -132,8 +130,7 @@ def call_on_copies(
         own = infer(func, node_args, node_kwargs, trace.shapes if trace.shapes.hints else None)
         metas = [own] if isinstance(own, TensorMeta) else list(own)
     returned = len(metas)
-    for position in written:
-        metas.append(laid_out_like(nodes[position].meta["val"]))
+    metas += [laid_out_like(nodes[position].meta["val"]) for position in written]
     table = enter(Writing(func, plain, spec, places, numbers, written, returned, metas))
     results = trace.call(op or functional, nodes, [trace.unwrap(leaves[place]) for place in numbers], table)
     for position, node in zip(written, results[returned:]):

@@ -48,10 +48,7 @@ def install() -> None:
             ours[op] = _of_primitives(op)  # torch's formula takes types that no kernel does
         for op in (aten.linear.out, aten.matmul.out):
             ours[op] = _into(op, op.py_kernels.get(_COMPOSITE))
-        for name in (
-            *(f"upsample_{kind}" for kind in _UPSAMPLED),
-            *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
-        ):
+        for name in _UPSAMPLED:
             op = getattr(aten, name).vec
             ours[op] = _of_floats(op, op.py_kernels[_COMPOSITE])
         for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
@@ -66,7 +63,10 @@ def install() -> None:
             op._dispatch_cache.clear()
 
 
-_UPSAMPLED = ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d", "nearest1d", "nearest2d", "nearest3d")
+_UPSAMPLED = (
+    *(f"upsample_{kind}" for kind in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d")),
+    *(f"{kind}{n}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for n in (1, 2, 3)),
+)
 
 
 def _of_floats(op: OpOverload, theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,20 +151,12 @@ def fill_diagonal(x: Tensor, value: float, wrap: bool = False) -> Tensor:
     return x
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    p: float = 0.0,
-    is_causal: bool = False,
-    **options: object,
-) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`; the fused kernel does not take empty tensors."""
     if any(is_data(size) and is_undecided(size >= 1) for tensor in (q, k, v) for size in tensor.shape):
-        return aten._scaled_dot_product_attention_math(q, k, v, mask, p, is_causal, **options)[0]  # type: ignore[no-any-return]
+        return aten._scaled_dot_product_attention_math(q, k, v, *rest, **options)[0]  # type: ignore[no-any-return]
     op = aten.scaled_dot_product_attention.default
-    return op._op_dk(_COMPOSITE, q, k, v, mask, p, is_causal, **options)  # type: ignore[no-any-return]
+    return op._op_dk(_COMPOSITE, q, k, v, *rest, **options)  # type: ignore[no-any-return]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -325,8 +325,7 @@ class Recorder(abc.ABC):
     # ---- making nodes ---------------------------------------------------------------------------------------------
 
     def call(self, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
-        """Record one operation on nodes; the node of its result, or a list of them when it has several (None where
-        there is no tensor)."""
+        """Record one operation on nodes: its result's node, or a list of them (None where there is no tensor)."""
         value = infer(func, args, kwargs, self.shapes if self.shapes.hints else None)
         node = self.graph.create_node("call_function", func, args, kwargs, _name(func))
         if self.derivation.running:
