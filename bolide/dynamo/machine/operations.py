@@ -54,10 +54,10 @@ _EXTENDED: dict[Any, dict[type, Any]] = {
 }
 """Operators in place that iterate over what they are given: the methods that do it."""
 
-_SEQUENCE_EQUALITY: dict[Any, str] = {
-    (list, list): "sequences_equal",
-    (tuple, tuple): "sequences_equal",
-    (dict, dict): "dicts_equal",
+_SEQUENCE_EQUALITY: dict[Any, tuple[str, str]] = {
+    (list, list): ("sequences_equal", "sequences_unequal"),
+    (tuple, tuple): ("sequences_equal", "sequences_unequal"),
+    (dict, dict): ("dicts_equal", "dicts_unequal"),
 }
 
 
@@ -149,9 +149,9 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: object, right: Any)
         if op is operator.eq or op is operator.ne:
             if a is types.FunctionType is b:
                 return is_same(vm, left, right) is (op is operator.eq)
-            name = _SEQUENCE_EQUALITY.get((a, b))
-            if name is not None and left is not right and (has_python_eq(vm, left) or has_python_eq(vm, right)):
-                return Call.polyfill(name if op is operator.eq else name.replace("equal", "unequal"), left, right)
+            names = _SEQUENCE_EQUALITY.get((a, b))
+            if names is not None and left is not right and (has_python_eq(vm, left) or has_python_eq(vm, right)):
+                return Call.polyfill(names[op is operator.ne], left, right)
         return op(left, right)
     if a is str and op in _FILL_IN and b is not str:
         return Call.polyfill("percent", left, right)

@@ -233,6 +233,14 @@ def dicts_equal(left: Any, right: Any) -> Any:
     return True
 
 
+def sequences_unequal(left: Any, right: Any) -> Any:
+    return not sequences_equal(left, right)
+
+
+def dicts_unequal(left: Any, right: Any) -> Any:
+    return not dicts_equal(left, right)
+
+
 def default_item(owner: Any, key: Any) -> Any:
     """`defaultdict.__missing__`."""
     factory = owner.default_factory
