@@ -324,7 +324,8 @@ class Symbols:
 
     def of_int(self, source: Source, value: int, name: str) -> int | torch.SymInt:
         """An integer from outside: a symbol if it changes, else itself."""
-        return self.integer(source, value, name) if self._changes_number(source, value, "specialize_int") else value
+        fixed_by = "specialize_int" if config.specialize_int else None
+        return self.integer(source, value, name) if self._changes_number(source, value, fixed_by) else value
 
     def integer(self, source: Source, value: int, name: str, marked: bool = False) -> torch.SymInt:
         """The symbol for an integer of any value."""
@@ -333,15 +334,14 @@ class Symbols:
 
     def changes_float(self, source: Source, value: float) -> bool:
         """Whether a float from outside becomes a number of the graph."""
-        return self._changes_number(source, value, "specialize_float")
+        return self._changes_number(source, value, "specialize_float" if config.specialize_float else None)
 
-    def _changes_number(self, source: Source, value: float, option: str) -> bool:
-        """Whether a number from outside is a symbol, unless this option is on."""
+    def _changes_number(self, source: Source, value: float, fixed_by: str | None) -> bool:
+        """Whether a number from outside is a symbol. `fixed_by`: the option that is on, by which it stays a number."""
         self.met[source] = (value,)
         old = [values and values[0] for values in self.history.past(source, 1)]
-        fixed = getattr(config, option)
-        if fixed or self.history.dynamic is False or self.history.is_fixed((source, None), value):
-            self._stays(source, value, old, f"{option} is on" if fixed else self._why_none())
+        if fixed_by is not None or self.history.dynamic is False or self.history.is_fixed((source, None), value):
+            self._stays(source, value, old, f"{fixed_by} is on" if fixed_by is not None else self._why_none())
             return False
         return self._changes(value, old, _is_argument(source))
 
