@@ -27,12 +27,12 @@ from bolide.dynamo.entry.replay import Runner
 from bolide.dynamo.library import provenance
 from bolide.dynamo.program.captured import Captured
 from bolide.functorch import GraphCompiler, GraphInfo
-from bolide.functorch.cost import hint
 from bolide.functorch.graphs import constants_of, placeholders
 from bolide.support import errors, events
 from bolide.support.errors import BolideWarning, CompileError, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.support.locks import compiling
+from bolide.symbolic import hint_of
 from bolide.tracing import TensorMeta, modes
 from bolide.tracing.described import describe
 
@@ -304,7 +304,7 @@ def _example(meta: object) -> Any:
     """A tensor of random numbers (of a generator of its own), or a number, as the graph expects it."""
     if not isinstance(meta, TensorMeta):
         return int(meta.node.hint) if isinstance(meta, torch.SymInt) else meta
-    shape, stride = list(map(hint, meta.shape)), list(map(hint, meta.stride))
+    shape, stride = list(map(hint_of, meta.shape)), list(map(hint_of, meta.stride))
     reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride)) if all(shape) else 0
     memory = torch.zeros(reach, dtype=meta.dtype, device=meta.device)  # elements may share it
     if memory.device.type != "meta" and (meta.dtype.is_floating_point or meta.dtype.is_complex):

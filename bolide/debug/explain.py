@@ -294,10 +294,10 @@ class Collector:
             yield self
         self.seconds += time.perf_counter() - begin
 
-    def time_steps(self, work: Callable[[], object], repeats: int = 5) -> None:
+    def time_steps(self, work: Callable[[], object]) -> None:
         """Measures every kernel and library call of the graphs seen so far while `work` runs them.
 
-        Each is run by itself, so the sum is more than a call takes; the smallest of the repeats counts.
+        Each is run by itself, so the sum is more than a call takes; the smallest of five times counts.
         """
         graphs = [e.artifact for e in self.events if isinstance(e, events.Compiled)]
         graphs = [g for g in graphs if isinstance(g, CompiledGraph)]
@@ -306,7 +306,7 @@ class Collector:
         for graph in graphs:
             graph.run = clocked(graph, clocks[graph.name])
         try:
-            for _ in range(repeats):
+            for _ in range(5):
                 work()
         finally:
             for graph, run in zip(graphs, ordinary, strict=True):

@@ -20,11 +20,11 @@ class Curve:
     first: int = 1
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers that cover [low, high] in about `count` intervals of 1, 2 or 5 times a power of ten."""
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers that cover [low, high] in about five intervals of 1, 2 or 5 times a power of ten."""
     span = high - low or abs(low) or 1.0
-    power = 10.0 ** math.floor(math.log10(span / count))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power * count >= span * 0.999)
+    power = 10.0 ** math.floor(math.log10(span / 5))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power * 5 >= span * 0.999)
     first = math.floor(low / step)
     last = max(math.ceil(high / step), first + 1)
     return [i * step for i in range(first, last + 1)]

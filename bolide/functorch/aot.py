@@ -58,7 +58,6 @@ def compile_trace(
     forward_compiler: GraphCompiler,
     backward_compiler: GraphCompiler,
     partition: Strategy = "min_cut",
-    name: str = "graph",
     title: str = "a graph",
     on_fault: Callable[[Exception], GraphCompiler] | None = None,
 ) -> Runner:
@@ -73,7 +72,7 @@ def compile_trace(
 
     Raises `Unsupported` for a program without a backward, and for outputs whose history cannot be reproduced.
     """
-    return _compile(trace, outputs, _Request(forward_compiler, backward_compiler, partition, name, title, on_fault))
+    return _compile(trace, outputs, _Request(forward_compiler, backward_compiler, partition, "graph", title, on_fault))
 
 
 @dataclass(frozen=True, slots=True)

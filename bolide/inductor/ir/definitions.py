@@ -159,9 +159,8 @@ class View:
 class Extern:
     """One ATen call run as it is. `args`/`kwargs` are the FX node's, with `View`s for tensors and Exprs for symbolic
     integers. `names[i]` is the buffer of result i (None: not a tensor or unused). `shapes`, `dtypes`, `layouts`
-    describe the results as ATen makes them. A call that mutates writes the buffers in `mutates`. A call without results
-    is there for its effect (an error it may raise) and is never dropped. With `binds` the call gives an integer, the
-    value of the size variable that is its only name."""
+    describe the results as ATen makes them. A call without results is there for its effect (an error it may raise) and
+    is never dropped. With `binds` the call gives an integer, the value of the size variable that is its only name."""
 
     names: tuple[str | None, ...]
     op: torch._ops.OpOverload
@@ -170,7 +169,6 @@ class Extern:
     dtypes: tuple[torch.dtype, ...]
     shapes: tuple[tuple[Expr, ...], ...]
     layouts: tuple[Layout, ...]
-    mutates: tuple[str, ...] = ()
     origin: torch.fx.Node | None = None
     binds: bool = False
 

@@ -167,7 +167,7 @@ def viewed(value: object) -> set[str]:
 def reads(definition: Definition) -> set[str]:
     """The buffers a definition reads."""
     if isinstance(definition, Extern):
-        return viewed((definition.args, definition.kwargs)) | set(definition.mutates)
+        return viewed((definition.args, definition.kwargs))
     if isinstance(definition, WriteBack):
         return {definition.source.buffer}
     names = {node.arg.buffer for node in loads_of(roots_of(definition))}
@@ -177,7 +177,7 @@ def reads(definition: Definition) -> set[str]:
 def writes(definition: Definition) -> tuple[str, ...]:
     """The buffers a definition makes or changes."""
     if isinstance(definition, Extern):
-        return (*(name for name in definition.names if name is not None), *definition.mutates)
+        return tuple(name for name in definition.names if name is not None)
     return (definition.target,) if isinstance(definition, WriteBack) else (definition.name,)
 
 
@@ -192,4 +192,4 @@ def readers_of(definitions: Iterable[Definition]) -> dict[str, list[Definition]]
 
 def is_impure(extern: Extern) -> bool:
     """Whether a call does more than make its results: later numbers follow from what it draws, too."""
-    return traits_of(extern.op).seeded or bool(extern.mutates) or extern.binds or not extern.names
+    return traits_of(extern.op).seeded or extern.binds or not extern.names

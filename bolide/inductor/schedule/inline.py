@@ -73,19 +73,15 @@ def _round(program: Program, inlined: dict[str, Computed]) -> Program:
 
 
 def _kept_in_memory(program: Program) -> frozenset[str]:
-    """Buffers that need memory whatever is inlined, and readers of buffers that a call changes."""
+    """Buffers that need memory whatever is inlined."""
     kept = viewed(program.results)
-    changed: set[str] = set()
     for definition in program.definitions:
         if isinstance(definition, Extern):
             kept |= reads(definition)
-            changed.update(definition.mutates)
         elif isinstance(definition, Scatter):
             kept.add(definition.name)
         elif not isinstance(definition, Computed):
             kept.add(definition.source.buffer)
-    if changed:
-        kept.update(d.name for d in program.definitions if isinstance(d, Computed) and not changed.isdisjoint(reads(d)))
     return frozenset(kept)
 
 

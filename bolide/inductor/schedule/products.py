@@ -41,15 +41,13 @@ def accumulate_products(program: Program) -> Program:
     """The program with ``x + a @ b`` as one call where nothing but such sums and results read it: gradients of weights
     that are used more than once. So the terms of a long sum do not all exist at the same time, and no kernel reads them
     again."""
-    calls = [definition for definition in program.definitions if isinstance(definition, Extern)]
-    if any(call.mutates for call in calls):
-        return program
     readers = readers_of(program.definitions)
     kept = viewed(program.results)
     products = {
         _name(call): call
-        for call in calls
-        if call.op is aten.mm.default and _name(call) not in kept and len(readers.get(_name(call), ())) == 1
+        for call in program.definitions
+        if isinstance(call, Extern) and call.op is aten.mm.default
+        if _name(call) not in kept and len(readers.get(_name(call), ())) == 1
     }
     if not products:
         return program
@@ -133,7 +131,7 @@ def _weight_gradient(extern: Extern) -> list[Extern]:
 
     def part(result: int, op: torch._ops.OpOverload, args: tuple[Any, ...], shape: tuple[Expr, ...]) -> Extern:
         layout = Layout.row_major(shape)
-        return Extern((extern.names[result],), op, args, {}, (torch.float32,), (shape,), (layout,), (), extern.origin)
+        return Extern((extern.names[result],), op, args, {}, (torch.float32,), (shape,), (layout,), extern.origin)
 
     lists = (list(stride), list(padding), list(dilation))
     parts = [part(1, torch.ops.bolide.conv_weight_gradient.default, (grad, x, size, *lists), weight.shape)]
