@@ -377,6 +377,12 @@ def _load_attr(vm: Machine, frame: Frame, arg: str) -> None:
     frame.stack.append(getattr(frame.stack.pop(), arg))
 
 
+@_native("IMPORT_NAME")
+def _import_name(vm: Machine, frame: Frame, arg: str) -> None:
+    names, level = frame.stack.pop(), frame.stack.pop()
+    frame.stack.append(__import__(arg, frame.globals, None, names, level))
+
+
 @_native("IMPORT_FROM")
 def _import_from(vm: Machine, frame: Frame, arg: str) -> None:
     module = frame.stack[-1]

@@ -193,3 +193,20 @@ def test_a_delegation_begins_where_native_code_resumes_a_generator_behind_a_brea
 
     x = torch.ones(2)
     assert repr(bolide.compile(f)(x)) == repr(f(x))
+
+
+def test_an_import_in_a_generator_that_native_code_resumes() -> None:
+    def program(x: torch.Tensor) -> Any:
+        def numbers() -> Any:
+            yield 1
+            import json
+            from os import path as paths
+
+            yield json.dumps([2]) + paths.basename("a/b")
+
+        generator = numbers()
+        return x + next(generator), consumed(generator)
+
+    x = torch.randn(3)
+    result, expected = bolide.compile(program)(x), program(x)
+    assert torch.equal(result[0], expected[0]) and result[1] == expected[1] == ["[2]b"]
