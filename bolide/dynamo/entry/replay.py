@@ -71,7 +71,7 @@ def make_entry(
     """Generate the function of one entry. When a guard fails, `others` is asked, with the entry's number and the values
     of the names, for the function of another one and what that has found; if it answers None, `miss` is called with the
     same arguments. `eager` makes the call again when the graph has raised; its first argument is what
-    `failures.settle` says of it. `guards` come from `guards.prepare`.
+    `faults.settle` says of it. `guards` come from `guards.prepare`.
     """
     namespace = Namespace(signature.names)
     builder = _Builder(namespace, captured, namespace.reference(eager, "eager"), signature.forward)
