@@ -164,6 +164,7 @@ def test_a_kernel_names_all_it_does() -> None:
     assert graph.kernels[0].bytes_read == 4 * (160 + 40) and graph.kernels[0].bytes_written == 4 * 160
 
 
+# Sums over many numbers are of numbers around 1: those around 0 cancel, and leave rounding.
 MORE: list[tuple[Callable[..., Any], list[Any]]] = [
     (chain_with_shared_parts, [R(6, 9)]),
     (lambda x, i, v: x.index_add(0, i, v) * 2, [R(6, 8), torch.tensor([1, 1, 3]), R(3, 8)]),
@@ -176,9 +177,9 @@ MORE: list[tuple[Callable[..., Any], list[Any]]] = [
     (lambda x: x + 1, [torch.empty(0, 4)]),
     (lambda x: x * 2 + 1, [R(())]),
     (lambda x: x.sum(1), [torch.empty(4, 0)]),
-    (lambda x: (x.sum(), x.amax(), (x * 2).sum()), [R(64, 512)]),
-    (lambda x: (x.sum(0), x.mean(0)), [R(65536, 3)]),
-    (lambda x: (x.sum((0, 2)), x.any()), [R(128, 5, 300)]),
+    (lambda x: (x.sum(), x.amax(), (x * 2).sum()), [R(64, 512) + 1]),
+    (lambda x: (x.sum(0), x.mean(0)), [R(65536, 3) + 1]),
+    (lambda x: (x.sum((0, 2)), x.any()), [R(128, 5, 300) + 1]),
     (lambda x: x - x.mean(), [R(64, 1024)]),
     (lambda a, b, c: a @ b + (b @ c + a @ c), [R(6, 6), R(6, 6), R(6, 6)]),
     (lambda a, b: (a @ b + a).relu(), [R(6, 6), R(6, 6)]),

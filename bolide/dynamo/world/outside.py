@@ -417,7 +417,14 @@ def _is_seen_to_go(value: object) -> bool:
         return False
     if cls in _FINALISED or hasattr(cls, "__del__"):
         return True
-    return any(type(reference) is not Watch for reference in weakref.getweakrefs(value))
+    return any(not _is_note(reference) for reference in weakref.getweakrefs(value))
+
+
+def _is_note(reference: weakref.ref[object]) -> bool:
+    """Whether a weak reference is bolide's own, or PyTorch's (whose compiler notes all modules that are made)."""
+    told = reference.__callback__
+    namespace = told.__globals__ if isinstance(told, types.FunctionType) else {}
+    return type(reference) is Watch or str(namespace.get("__name__")).startswith("torch.")
 
 
 CONTAINERS: tuple[type, ...] = (list, set, frozenset, collections.deque, bytearray)

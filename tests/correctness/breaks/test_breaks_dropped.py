@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import ExactWeakKeyDictionary
 
 import bolide
 from bolide.support import events
@@ -25,8 +26,11 @@ class Layers(nn.Module):
         return x
 
 
-def test_layers_of_a_loop_that_breaks_may_be_dropped() -> None:
-    model = Layers()
+@pytest.mark.parametrize("noted", [False, True])
+def test_layers_of_a_loop_that_breaks_may_be_dropped(noted: bool) -> None:
+    model, notes = Layers(), ExactWeakKeyDictionary()  # as torch.compile notes all modules that are made
+    for layer in model.layers if noted else ():
+        notes[layer] = True
     compiled = bolide.compile(model)
     told: list[Any] = []
     with events.subscribed(told.append):
