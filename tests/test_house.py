@@ -45,6 +45,22 @@ def prose(page: str) -> str:
     return re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
 
 
+KNOWN_ELSEWHERE = {"Select", "findCaller", "METH_FASTCALL", "ordinary_", "x_size0"}
+"""Words of pages that are of C, of Python's library, a part of a name, or a name in a graph."""
+
+
+def words_of_the_code() -> set[str]:
+    """All words in the sources, and the names of files and folders."""
+    files = [
+        path for part in ("bolide", "tests", "benchmarks", "tools", "docs") for path in (ROOT / part).rglob("*.py")
+    ]
+    text = "\n".join(path.read_text() for path in files)
+    return {*re.findall(r"\w+", text), *(name for path in files for name in (path.stem, *path.parent.parts))}
+
+
+CODE = words_of_the_code()
+
+
 def words(page: str) -> int:
     """Words outside blocks of code and of tables' lines."""
     return len(prose(page).replace("|", " ").split())
@@ -108,3 +124,14 @@ def test_pages_are_short_and_name_what_there_is(page: Path) -> None:
     assert not named - files, "there are no such files"
     for target in re.findall(r"\]\(([^)#]+\.md)(?:#[\w-]*)?\)", text):
         assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_terms_of_pages_are_names_of_the_code(page: Path) -> None:
+    """What stands in backticks, and what blocks of code take from bolide; other blocks show what has been printed."""
+    blocks = "\n".join(re.findall(r"^```.*?^```", page.read_text(), re.MULTILINE | re.DOTALL))
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    terms = re.findall(r"`([^`\n]+)`", prose) if page.name != "names.md" else []
+    known = CODE | KNOWN_ELSEWHERE | set(re.findall(r"\w+", blocks))
+    assert not {name for term in terms for name in re.findall(r"[A-Za-z_]\w*", term)} - known
+    assert not {name for path in re.findall(r"\bbolide(?:\.\w+)+", blocks) for name in path.split(".")} - CODE
