@@ -422,6 +422,8 @@ def _is_seen_to_go(value: object) -> bool:
 
 def _is_note(reference: weakref.ref[object]) -> bool:
     """Whether a weak reference is bolide's own, or PyTorch's (whose compiler notes all modules that are made)."""
+    if not issubclass(type(reference), weakref.ref):
+        return False  # a proxy, which would answer for the object
     told = reference.__callback__
     namespace = told.__globals__ if isinstance(told, types.FunctionType) else {}
     return type(reference) is Watch or str(namespace.get("__name__")).startswith("torch.")
