@@ -1,0 +1,1 @@
+"""A suite of small programs whose time is the time of moving memory."""
