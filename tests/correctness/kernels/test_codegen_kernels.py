@@ -320,6 +320,30 @@ def test_threads_share_the_work() -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed in /proc")
+def test_the_team_of_threads_stays() -> None:
+    """A kernel that is worth two threads does not end the others, which the next product would have to start anew."""
+    n = 1 << 13
+    i = var("i", n)
+    body = loop("vector", "i", n, store("y", i, op("sin", op("exp", op("sin", op("exp", load("x", i)))))))
+    kernel = Kernel("k", (param("x", n), param("y", n, role="out")), (body,))
+    before = torch.get_num_threads()
+    x, matrix = torch.randn(n), torch.randn(512, 512)
+    try:
+        torch.set_num_threads(7)
+        torch.mm(matrix, matrix)
+        matrix.exp()
+        team = set(os.listdir("/proc/self/task"))
+        for _ in range(3):
+            y = torch.zeros(n)
+            run(kernel, {"x": x, "y": y})
+            torch.testing.assert_close(y, x.exp().sin().exp().sin())
+            matrix.exp()
+            assert team <= set(os.listdir("/proc/self/task"))
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_sequence_checks_its_arguments() -> None:
     (compiled,) = compile_kernels([copy_kernel(40, f32, f32)])
     x, y, z = torch.randn(40), torch.zeros(40), torch.zeros(40)
