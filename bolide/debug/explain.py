@@ -361,7 +361,7 @@ def compiled_info(event: events.Compiled, graph: Any, clocks: dict[str, dict[str
         return CompiledInfo(event.name, event.kind, code, nodes, event.seconds, (), (), (), "", "")
     clock = clocks.get(artifact.name, {})
     launches = Counter(step.kernel for step in artifact.plan.steps if isinstance(step, Launch))
-    calls = Counter(str(step.op) for step in artifact.plan.steps if isinstance(step, Call))
+    calls = Counter(str(step.operator) for step in artifact.plan.steps if isinstance(step, Call))
     return CompiledInfo(
         function=event.name,
         kind=event.kind,

@@ -68,7 +68,7 @@ class CompiledGraph:
     seconds: dict[str, float]
     source: str
     run: Callable[[list[Any]], tuple[Any, ...]]
-    _bind: driver.Bind = field(repr=False)
+    binding: driver.Binding = field(repr=False)
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
         return self.run(inputs)
@@ -76,7 +76,7 @@ class CompiledGraph:
     def timed(self, inputs: list[Any]) -> tuple[tuple[Any, ...], list[tuple[str, float]]]:
         """Runs once, every launch and library call by itself: (results, [(step, seconds)])."""
         clock: list[tuple[str, float]] = []
-        function, _ = driver.build(self.plan, self._bind, f"{self.name} timed", clock)
+        function, _ = driver.build(self.plan, self.binding, f"{self.name} timed", clock)
         return function(inputs), clock
 
 
@@ -92,9 +92,7 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
     scheduled = schedule_program(program, names, [names[position] for position in info.static_inputs])
     seconds.update(scheduled.seconds)
     plan = scheduled.plan
-    plan.constants = {
-        input_name(node): getattr(gm, str(node.target)) for node in gm.graph.nodes if node.op == "get_attr"
-    }
+    constants = {input_name(node): getattr(gm, str(node.target)) for node in gm.graph.nodes if node.op == "get_attr"}
     _record_layouts(gm, scheduled.strides)
     with timed(seconds, "codegen"):
         told = program.size_vars.keys() - _data(gm)
@@ -104,7 +102,8 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
         return sequence([(compiled[kernel], positions) for kernel, positions in calls])
 
     with timed(seconds, "driver"):
-        run, source = driver.build(plan, bind, name)
+        binding = driver.Binding(bind, constants, scheduled.objects)
+        run, source = driver.build(plan, binding, name)
     if events.subscribers:
         for stage, taken in seconds.items():
             events.emit(events.Stage(name, stage, taken, {}))
@@ -112,7 +111,7 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
         KernelReport(kernel.name, kernel.origins, kernel, code, _bytes(kernel, "out"), _bytes(kernel, "in"))
         for kernel, code in zip(plan.kernels, compiled)
     ]
-    return CompiledGraph(name, plan, kernels, scheduled.refusals, seconds, source, run, bind)
+    return CompiledGraph(name, plan, kernels, scheduled.refusals, seconds, source, run, binding)
 
 
 def _data(gm: torch.fx.GraphModule) -> set[str]:

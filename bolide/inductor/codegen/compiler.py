@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bolide.inductor.codegen.statements import kernel_code
 from bolide.inductor.codegen.structure import Structure, structure_of
 from bolide.inductor.codegen.target import Target, host_target
-from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.ir.loops import CPU, Kernel
 from bolide.inductor.ir.verify import verify
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.support.caches import on_reset
@@ -35,7 +35,11 @@ def compile_kernels(
 ) -> list[CompiledKernel]:
     """Machine code for `kernels`, in order. All that are new (equal ones count once) go through LLVM as one module.
     `sizes`: those of the call that they are made for, where those are known, for the check of accesses.
-    May be called from any thread. Raises InvalidKernel for one that breaks a rule of loop IR."""
+    May be called from any thread. Raises InvalidKernel for one that breaks a rule of loop IR, NotImplementedError for
+    one that is not for the CPU."""
+    for kernel in kernels:
+        if kernel.device != CPU:
+            raise NotImplementedError(f"kernel {kernel.name} is for {kernel.device}: kernels are made for the CPU only")
     target = target or host_target()
     keys = [(target, structure_of(kernel)) for kernel in kernels]
     with compiling:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.fx
 
-from bolide.inductor.ir.loops import Node, ReduceOp
+from bolide.inductor.ir.loops import CPU, Node, ReduceOp
 from bolide.symbolic import Expr, contiguous_strides
 
 
@@ -84,6 +84,7 @@ class Input:
     dtype: torch.dtype
     shape: tuple[Expr, ...]
     layout: Layout
+    device: torch.device = CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class Computed:
     layout: Layout | None = None
     origin: torch.fx.Node | None = None
     absorbed: tuple[torch.fx.Node, ...] = ()  # whose work was substituted into this definition
+    device: torch.device = CPU
     operands: ClassVar[tuple[Node, ...]] = ()
 
     @property
@@ -136,6 +138,7 @@ class Scatter:
     layout: Layout | None = None
     origin: torch.fx.Node | None = None
     absorbed: tuple[torch.fx.Node, ...] = ()
+    device: torch.device = CPU
     position: ClassVar[None] = None
 
 
@@ -159,8 +162,9 @@ class View:
 class Extern:
     """One ATen call run as it is. `args`/`kwargs` are the FX node's, with `View`s for tensors and Exprs for symbolic
     integers. `names[i]` is the buffer of result i (None: not a tensor or unused). `shapes`, `dtypes`, `layouts`
-    describe the results as ATen makes them. A call without results is there for its effect (an error it may raise) and
-    is never dropped. With `binds` the call gives an integer, the value of the size variable that is its only name."""
+    describe the results as ATen makes them, on `device`. A call without results is there for its effect (an error it
+    may raise) and is never dropped. With `binds` the call gives an integer, the value of the size variable that is its
+    only name."""
 
     names: tuple[str | None, ...]
     op: torch._ops.OpOverload
@@ -171,6 +175,7 @@ class Extern:
     layouts: tuple[Layout, ...]
     origin: torch.fx.Node | None = None
     binds: bool = False
+    device: torch.device = CPU
 
 
 @dataclass(frozen=True, slots=True)

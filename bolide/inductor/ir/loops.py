@@ -17,6 +17,8 @@ import torch
 
 from bolide.symbolic import Expr
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -142,7 +144,7 @@ class Local:
 class Kernel:
     """One launch. Top-level loops of kind ``parallel`` are spread over threads; top-level statements run one after the
     other with a barrier between them. `sizes`: names of int64 size parameters. `origins`: names of the ATen ops fused
-    here, for people."""
+    here, for people. `device`: where it runs, and all its parameters are."""
 
     name: str
     params: tuple[Param, ...]
@@ -150,6 +152,7 @@ class Kernel:
     sizes: tuple[str, ...] = ()
     locals: tuple[Local, ...] = ()
     origins: tuple[str, ...] = ()
+    device: torch.device = CPU
 
     @property
     def buffers(self) -> tuple[Param | Local, ...]:

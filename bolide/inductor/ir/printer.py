@@ -47,7 +47,7 @@ def node_text(node: Node, names: Mapping[Node, str] | None = None) -> str:
     if known is not None and known.sign and len(args) == 2:
         return f"({args[0]} {known.sign} {args[1]})"
     if node.op == "cast":
-        return f"{_short(node.dtype)}({args[0]})"
+        return f"{dtype_text(node.dtype)}({args[0]})"
     if node.op.startswith("philox"):
         args.extend(str(part) for part in node.arg)
     return f"{node.op}({', '.join(args)})"
@@ -61,7 +61,7 @@ def _place(place: Access | Element, args: list[str]) -> str:
     return f"{place.buffer}[{index}{operands}{mask}]"
 
 
-def _short(dtype: torch.dtype) -> str:
+def dtype_text(dtype: torch.dtype) -> str:
     """f32, bf16, i64, u8 …"""
     return str(dtype).removeprefix("torch.").replace("float", "f").replace("uint", "u").replace("int", "i")
 
@@ -80,12 +80,12 @@ def kernel_text(kernel: Kernel) -> str:
 
 def kernel_lines(kernel: Kernel) -> list[Line]:
     """The text, each line with its statement (None for the head). Values used more than once get a name, t0, t1 …"""
-    params = ", ".join(f"{p.role} {p.name}: {_short(p.dtype)}[{p.numel}]" for p in kernel.params)
+    params = ", ".join(f"{p.role} {p.name}: {dtype_text(p.dtype)}[{p.numel}]" for p in kernel.params)
     sizes = "; " + ", ".join(kernel.sizes) if kernel.sizes else ""
     lines: list[Line] = [(None, f"kernel {kernel.name}({params}{sizes})")]
     if kernel.origins:
         lines.append((None, "  # " + ", ".join(kernel.origins)))
-    lines.extend((None, f"  local {local.name}: {_short(local.dtype)}[{local.numel}]") for local in kernel.locals)
+    lines.extend((None, f"  local {local.name}: {dtype_text(local.dtype)}[{local.numel}]") for local in kernel.locals)
     _KernelPrinter(kernel, lines).body(kernel.body, "  ")
     return lines
 
@@ -117,7 +117,7 @@ class _KernelPrinter:
         if isinstance(statement, Init):
             joining = SCALAR_OPS.get(JOINED_BY.get(statement.op, ""))
             self.signs[statement.name] = (joining and joining.sign) or statement.op
-            return f"{statement.name}: {statement.op} {_short(statement.dtype)}"
+            return f"{statement.name}: {statement.op} {dtype_text(statement.dtype)}"
         if isinstance(statement, Update):
             value, *position = [self.value(node, statement, indent) for node in roots_of(statement)]
             return f"{statement.name} {self.signs.get(statement.name, '?')}= {' @ '.join([value, *position])}"
@@ -176,7 +176,7 @@ def _ranges(axes: Iterable[tuple[str, Expr]]) -> str:
 
 
 def _type(dtype: torch.dtype, shape: Sequence[Expr], layout: Layout | None) -> str:
-    return f"{_short(dtype)}[{_list(shape)}]" + (f" @({_list(layout.stride)})" if layout is not None else "")
+    return f"{dtype_text(dtype)}[{_list(shape)}]" + (f" @({_list(layout.stride)})" if layout is not None else "")
 
 
 def _argument(arg: object) -> str:

@@ -24,7 +24,7 @@ from bolide.inductor.ir.definitions import (
     WriteBack,
     axis_vars,
 )
-from bolide.inductor.ir.loops import Node, ReduceOp
+from bolide.inductor.ir.loops import CPU, Node, ReduceOp
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.registry import EXTERN, LOWERINGS, TAKE_SIZES
 from bolide.inductor.lowering.values import (
@@ -58,6 +58,7 @@ class Lowering:
         self.values: dict[torch.fx.Node, Any] = {}
         self.layouts: dict[str, Layout] = {}  # declared layouts
         self.shapes: dict[str, Coords] = {}
+        self.devices: dict[str, torch.device] = {}
         self.computed: dict[str, int] = {}  # buffers whose layout may still be declared -> place in definitions
         self.copies: dict[object, str] = {}
         self.checked: set[object] = set()  # indices whose bounds are checked already
@@ -111,6 +112,11 @@ class Lowering:
         meta = self.meta
         return self.shape_of(meta), meta.dtype
 
+    @property
+    def device(self) -> torch.device:
+        """Where the node's (first) result is."""
+        return _device_of(self.node.meta.get("val"))
+
     # ---- making definitions -----------------------------------------------------------------------------------------
 
     def name(self, hint: str = "") -> str:
@@ -130,22 +136,33 @@ class Lowering:
         if definition.layout is None:
             self.computed[definition.name] = len(self.definitions)
         self.definitions.append(definition)
-        return self.known(definition.name, definition.dtype, definition.shape, definition.layout)
+        return self.known(definition.name, definition.dtype, definition.shape, definition.layout, definition.device)
 
-    def known(self, name: str, dtype: torch.dtype, shape: Coords, layout: Layout | None) -> TensorValue:
+    def known(
+        self, name: str, dtype: torch.dtype, shape: Coords, layout: Layout | None, device: torch.device
+    ) -> TensorValue:
         """The buffer `name` as a tensor."""
         if layout is not None:
             self.layouts[name] = layout
-        self.shapes[name] = shape
+        self.shapes[name], self.devices[name] = shape, device
         return TensorValue(name, dtype, shape)
 
     def compute(
-        self, shape: Coords, dtype: torch.dtype, body: Reader, layout: Layout | None = None, hint: str = ""
+        self,
+        shape: Coords,
+        dtype: torch.dtype,
+        body: Reader,
+        layout: Layout | None = None,
+        hint: str = "",
+        device: torch.device | None = None,
     ) -> TensorValue:
-        """The tensor of `shape` whose element at the coordinates i is body(i), converted to `dtype`."""
+        """The tensor of `shape` whose element at the coordinates i is body(i), converted to `dtype`, where the node's
+        result is, or on `device`."""
         names, coords = self.axes(shape)
         value = sc.cast(body(coords), dtype)
-        result = self._add(Computed(self.name(hint), dtype, shape, names, value, layout=layout, origin=self.node))
+        place = device or self.device
+        defined = Computed(self.name(hint), dtype, shape, names, value, layout=layout, origin=self.node, device=place)
+        result = self._add(defined)
         if value.op in ("index", "const"):
             return replace(result, formula=IndexFormula(names, value))
         return result
@@ -169,11 +186,10 @@ class Lowering:
         ranges = tuple((name, size) for name, size in zip(reduce_names, reduce_shape) if size is not ONE)
         value = body(coords, reduce_coords)
         place = position(reduce_coords) if position else None
+        made: dict[str, Any] = {"origin": self.node, "device": self.device}
         if ranges:
-            reduced = Computed(self.name(hint), dtype, shape, names, value, op, ranges, place, origin=self.node)
-        else:
-            reduced = Computed(self.name(hint), dtype, shape, names, sc.cast(place or value, dtype), origin=self.node)
-        return self._add(reduced)
+            return self._add(Computed(self.name(hint), dtype, shape, names, value, op, ranges, place, **made))
+        return self._add(Computed(self.name(hint), dtype, shape, names, sc.cast(place or value, dtype), **made))
 
     def scatter(
         self,
@@ -200,11 +216,12 @@ class Lowering:
                 sc.cast(value(axes), base.dtype),
                 mode,
                 origin=self.node,
+                device=self.devices[whole.buffer],
             )
         )
 
     def copy(self, value: TensorValue, layout: Layout | None = None) -> TensorValue:
-        return self.compute(value.shape, value.dtype, value.load, layout)
+        return self.compute(value.shape, value.dtype, value.load, layout, device=self.devices[value.buffer])
 
     # ---- operands ---------------------------------------------------------------------------------------------------
 
@@ -299,9 +316,11 @@ class Lowering:
         shapes = tuple(() if item is None else self.shape_of(item) for item in metas)
         layouts = tuple(_AT_START if item is None else Layout(self.sizes(item.stride), ZERO) for item in metas)
         dtypes = tuple(torch.int64 if item is None else item.dtype for item in metas)
-        self.definitions.append(Extern(names, node.target, args, kwargs, dtypes, shapes, layouts, origin=node))
+        device = self.device
+        call = Extern(names, node.target, args, kwargs, dtypes, shapes, layouts, origin=node, device=device)
+        self.definitions.append(call)
         results = tuple(
-            None if name is None else self.known(name, dtype, shape, layout)
+            None if name is None else self.known(name, dtype, shape, layout, device)
             for name, dtype, shape, layout in zip(names, dtypes, shapes, layouts)
         )
         return results if several else results[0] if results else None
@@ -317,6 +336,14 @@ def view_axes(shape: Coords) -> tuple[tuple[str, ...], Coords]:
 def _is_tensor(meta: object) -> TypeGuard[TensorMeta]:
     """Whether a traced value is one tensor (of a constant the value is the tensor itself)."""
     return hasattr(meta, "dtype")
+
+
+def _device_of(meta: object) -> torch.device:
+    """The device of a traced value, or of the first one that has one."""
+    while type(meta) in (tuple, list) and meta:
+        meta = next((item for item in meta if _is_tensor(item)), None)  # type: ignore[attr-defined]
+    device: torch.device = getattr(meta, "device", CPU)
+    return CPU if device.type == "cpu" else device
 
 
 def _given(arg: Any, value_of: Callable[[torch.fx.Node], object]) -> Any:
@@ -370,9 +397,10 @@ def input_name(node: torch.fx.Node) -> str:
 
 def _input(ctx: Lowering, node: torch.fx.Node, meta: TensorMeta | torch.Tensor) -> TensorValue:
     stride = meta.stride() if isinstance(meta, torch.Tensor) else meta.stride
-    source = Input(input_name(node), meta.dtype, ctx.shape_of(meta), Layout(ctx.sizes(stride), ZERO))
+    layout = Layout(ctx.sizes(stride), ZERO)
+    source = Input(input_name(node), meta.dtype, ctx.shape_of(meta), layout, _device_of(meta))
     ctx.inputs.append(source)
-    return ctx.known(source.name, source.dtype, source.shape, source.layout)
+    return ctx.known(source.name, source.dtype, source.shape, source.layout, source.device)
 
 
 def _call(ctx: Lowering, node: torch.fx.Node) -> object:

@@ -10,13 +10,35 @@ import linecache
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from bolide.inductor.plan import Alloc, AsStrided, Call, Copy, Free, Launch, Plan, Ref, Reuse, Step, defined_names
+from bolide.inductor.ir.loops import CPU
+from bolide.inductor.plan import (
+    Alloc,
+    Call,
+    Copy,
+    Foreign,
+    Free,
+    Launch,
+    Plan,
+    Ref,
+    Result,
+    Reuse,
+    Step,
+    TensorResult,
+    Value,
+    View,
+    WordResult,
+    bound_words,
+    defined_names,
+    flat_results,
+    tensors_given,
+)
+from bolide.inductor.plan.schemas import overload_of, shown_arguments
 from bolide.inductor.runtime import externs
 from bolide.inductor.runtime.results import Proofs, ResultCheck, asked_for, keeps_its_word
 from bolide.symbolic import Expr
@@ -29,16 +51,27 @@ Bind = Callable[[Sequence[tuple[int, tuple[int, ...]]]], Callable[..., None]]
 among the callable's arguments)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What a plan is run with, besides its inputs: `bind` for its kernels, its constants by name, and what its
+    `Foreign`s are."""
+
+    bind: Bind
+    constants: Mapping[str, torch.Tensor]
+    objects: Sequence[object]
+
+
 @dataclass(slots=True)
 class _Driver:
     """The function being written: lines of its body and the objects it refers to. Names that are not the plan's begin
     with `mark`, which no name of the plan's does: those are the user's."""
 
     plan: Plan
-    bind: Bind
+    binding: Binding
     mark: str
     names: dict[str, object]
     filled: set[str]  # tensors in memory that the plan takes, from its start
+    words: set[str]  # that have a value so far
     lines: list[str] = field(default_factory=list)
     known: dict[tuple[str, int], str] = field(default_factory=dict)
     proofs: Proofs = field(default_factory=Proofs)
@@ -55,7 +88,8 @@ class _Driver:
 
 
 def _mark(plan: Plan) -> str:
-    names = [*plan.inputs, *plan.constants, *(name for step in plan.steps for name in defined_names(step))]
+    names = [given.name for given in (*plan.inputs, *plan.constants)]
+    names += [name for step in plan.steps for name in (*defined_names(step), *bound_words(step))]
     mark = "_"
     while any(name.startswith(mark) for name in names):
         mark += "_"
@@ -63,16 +97,17 @@ def _mark(plan: Plan) -> str:
 
 
 def build(
-    plan: Plan, bind: Bind, name: str, clock: list[tuple[str, float]] | None = None
+    plan: Plan, binding: Binding, name: str, clock: list[tuple[str, float]] | None = None
 ) -> tuple[Callable[[list[Any]], tuple[Any, ...]], str]:
     """The function that runs `plan`, and its source. `name` is shown in tracebacks.
 
     With `clock`, every launch and call runs by itself and appends (what it is, seconds) to it."""
     filled = {step.name for step in plan.steps if isinstance(step, Alloc)}
-    driver = _Driver(plan, bind, _mark(plan), dict(plan.constants), filled)
+    driver = _Driver(plan, binding, _mark(plan), dict(binding.constants), filled, set(plan.words()))
     lines, own = driver.lines, driver.own
     if plan.inputs:
-        lines += [f"{', '.join(plan.inputs)}, = {own('inputs')}", f"{own('inputs')}.clear()"]
+        names = [given.name for given in plan.inputs]
+        lines += [f"{', '.join(names)}, = {own('inputs')}", f"{own('inputs')}.clear()"]
     once = [step for step in plan.steps if isinstance(step, Call) and _is_checked_once(driver, step)]
     sizes = _tuple(sorted({name for step in once for dim in _dims_expected(step) for name in dim.free_vars}))
     if once:
@@ -87,7 +122,7 @@ def build(
             label = plan.kernels[chunk[0].kernel].name
             _launches(driver, chunk)
         else:
-            label = str(chunk.op) if isinstance(chunk, Call) else ""
+            label = str(chunk.operator) if isinstance(chunk, Call) else ""
             _step(driver, chunk)
         if timed:
             lines.append(f"{tick}(({label!r}, {now}() - {own('start')}))")
@@ -110,19 +145,19 @@ def _tuple(texts: Iterable[object]) -> str:
 
 def _dims_expected(step: Call) -> list[Expr]:
     """The symbolic sizes and strides of a call's results."""
-    dims = [dim for tensor in step.expected if tensor is not None for dim in (*tensor.shape, *tensor.stride)]
-    return [dim for dim in dims if isinstance(dim, Expr) and not dim.is_const]
+    dims = [dim for result in tensors_given(step) for dim in (*result.type.shape, *result.type.stride)]
+    return [dim for dim in dims if not dim.is_const]
 
 
 def _is_checked_once(driver: _Driver, step: Call) -> bool:
     """Whether the results of a call are checked once for the same sizes: those of torch's operations, unless sizes come
     up only while the plan runs."""
-    given = set(driver.plan.inputs)
+    given = set(driver.plan.words())
     known = all(given.issuperset(dim.free_vars) for dim in _dims_expected(step))
-    return known and any(step.expected) and keeps_its_word(step.op)
+    return known and bool(tensors_given(step)) and keeps_its_word(overload_of(step.operator))
 
 
-def _chunks(steps: list[Step], single: bool) -> list[Step | list[Launch]]:
+def _chunks(steps: Sequence[Step], single: bool) -> list[Step | list[Launch]]:
     """Steps in order, runs of launches joined (unless `single`): an Alloc inside a run moves before it, a Free behind
     it; an Alloc after a Free ends the run."""
     chunks: list[Step | list[Launch]] = []
@@ -157,27 +192,30 @@ def _launches(driver: _Driver, run: list[Launch]) -> None:
     for launch in run:
         texts = [f"{argument}.data_ptr()" for argument in launch.arguments] + list(map(str, launch.sizes))
         calls.append((launch.kernel, tuple([arguments.setdefault(text, len(arguments)) for text in texts])))
-    driver.lines.append(f"{driver.constant('run', driver.bind(calls))}({', '.join(arguments)})")
+    driver.lines.append(f"{driver.constant('run', driver.binding.bind(calls))}({', '.join(arguments)})")
 
 
 def _step(driver: _Driver, step: Step) -> None:
     if isinstance(step, Alloc):
-        empty, dtype = driver.constant("empty", _empty_strided_cpu), driver.constant("dtype", step.dtype)
-        driver.lines.append(f"{step.name} = {empty}({_tuple(step.shape)}, {_tuple(step.stride)}, {dtype})")
+        if step.type.device != CPU:
+            raise NotImplementedError(f"{step.name} is on {step.type.device}: memory is taken on the CPU only")
+        empty, dtype = driver.constant("empty", _empty_strided_cpu), driver.constant("dtype", step.type.dtype)
+        driver.lines.append(f"{step.name} = {empty}({_tuple(step.type.shape)}, {_tuple(step.type.stride)}, {dtype})")
     elif isinstance(step, Reuse):
         driver.lines.append(f"{step.name} = {step.base}")
-    elif isinstance(step, AsStrided):
+    elif isinstance(step, View):
         view = driver.constant("view", torch.as_strided)
         offset = str(step.offset)
         if step.base not in driver.filled:  # what others have made need not begin where its storage does
             offset = f"{step.base}.storage_offset() + {offset}"
-        driver.lines.append(f"{step.name} = {view}({step.base}, {_tuple(step.shape)}, {_tuple(step.stride)}, {offset})")
+        seen = f"{_tuple(step.type.shape)}, {_tuple(step.type.stride)}"
+        driver.lines.append(f"{step.name} = {view}({step.base}, {seen}, {offset})")
     elif isinstance(step, Call):
         _call(driver, step)
     elif isinstance(step, Copy):
         driver.lines.append(f"{step.target}.copy_({step.source})")
     elif isinstance(step, Free):
-        names = [name for name in step.names if name not in driver.plan.constants]
+        names = [name for name in step.names if name not in driver.binding.constants]
         if names:
             driver.lines.append(f"del {', '.join(names)}")
     else:
@@ -185,33 +223,55 @@ def _step(driver: _Driver, step: Step) -> None:
 
 
 def _call(driver: _Driver, step: Call) -> None:
-    function = driver.constant("op", externs.function_of(step.op))
-    arguments = [_value(driver, a) for a in step.args] + [f"{k}={_value(driver, v)}" for k, v in step.kwargs.items()]
+    op = overload_of(step.operator)
+    function = driver.constant("op", externs.function_of(op))
+    positional, named = shown_arguments(op, step.arguments)
+    arguments = [_value(driver, value) for value in positional]
+    arguments += [f"{name}={_value(driver, value)}" for name, value in named.items()]
     call = f"{function}({', '.join(arguments)})"
-    if step.single and step.names:
-        call = f"{step.names[0]} = {call}" if step.names[0] else call
-    elif any(step.names):
-        unused = driver.own("unused")
-        call = f"{', '.join(name or unused for name in step.names)}, = {call}"
-        call += f"; del {unused}" if None in step.names else ""
+    results = flat_results(step)
+    if any(results):
+        call = f"{_target(driver, step.results)} = {call}"
+        call += f"; del {driver.own('unused')}" if None in results else ""
     driver.lines.append(call)
+    driver.words.update(bound_words(step))
     once = f"if {driver.own('doubt')}: " if _is_checked_once(driver, step) else ""
-    op = asked_for(step.op, step.args)
-    for place, (name, expected) in enumerate(zip(step.names, step.expected)):
-        if expected is not None:
-            check = driver.constant("check", ResultCheck(op, place, step.where, expected.dtype, driver.proofs))
-            driver.lines.append(f"{once}{name} = {check}({name}, {_tuple(expected.shape)}, {_tuple(expected.stride)})")
+    asked = asked_for(op, step.arguments, driver.binding.objects)
+    for place, result in enumerate(results):
+        if isinstance(result, TensorResult) and driver.words.issuperset(result.type.words()):
+            kind = result.type
+            proofs = driver.proofs
+            check = driver.constant("check", ResultCheck(asked, place, step.where, kind.dtype, kind.device, proofs))
+            shape, stride = _tuple(kind.shape), _tuple(kind.stride)
+            driver.lines.append(f"{once}{result.name} = {check}({result.name}, {shape}, {stride})")
 
 
-def _value(driver: _Driver, value: object) -> str:
+def _target(driver: _Driver, results: tuple[Result, ...]) -> str:
+    """What the results of a call are assigned to: the value itself if there is one, a pattern of all of several."""
+    if len(results) == 1:
+        (result,) = results
+        return _pattern(driver, result) if isinstance(result, tuple) else _name(driver, result)
+    return _pattern(driver, results)
+
+
+def _pattern(driver: _Driver, results: tuple[Result, ...]) -> str:
+    parts = [f"({_pattern(driver, r)})" if isinstance(r, tuple) else _name(driver, r) for r in results]
+    return f"{', '.join(parts)},"
+
+
+def _name(driver: _Driver, result: TensorResult | WordResult | None) -> str:
+    return driver.own("unused") if result is None else result.name
+
+
+def _value(driver: _Driver, value: Value) -> str:
     """Python source of an argument or a result."""
     if isinstance(value, Ref):
         return value.name
-    if isinstance(value, list):
-        return "[" + ", ".join(_value(driver, v) for v in value) + "]"
     if isinstance(value, tuple):
-        return _tuple(_value(driver, v) for v in value)
+        return f"[{', '.join(_value(driver, item) for item in value)}]"
+    if isinstance(value, Foreign):
+        return driver.constant("foreign", driver.binding.objects[value.index])
     if isinstance(value, float) and not math.isfinite(value):
         return f"float('{value}')"
-    plain = value is None or isinstance(value, (bool, int, float, str, Expr))
+    plain = value is None or isinstance(value, (bool, float, str, Expr))
     return repr(value) if plain else driver.constant("const", value)

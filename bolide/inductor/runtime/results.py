@@ -6,11 +6,13 @@ makers, and ours that run graphs of the program's, every time."""
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from bolide.inductor.plan import Foreign, Value
 from bolide.support.errors import BolideWarning, Refuted, WrongResult
 from bolide.tracing.graph import lookup
 from bolide.tracing.numbers.sizes import SIZED
@@ -35,9 +37,15 @@ def gives_new_memory(op: torch._ops.OpOverload) -> bool:
     return keeps_its_word(op) and not any(result.alias_info for result in op._schema.returns)
 
 
-def asked_for(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> torch._ops.OpOverload:
+def asked_for(
+    op: torch._ops.OpOverload, arguments: tuple[Value, ...], objects: Sequence[object]
+) -> torch._ops.OpOverload:
     """The operation that the program calls: `bolide::functional` stands for others."""
-    return lookup(args[2]).func if op in (functional, drawn) else op  # type: ignore[no-any-return]
+    if op not in (functional, drawn):
+        return op
+    table = arguments[2]
+    assert isinstance(table, Foreign)
+    return lookup(objects[table.index]).func  # type: ignore[no-any-return, call-overload, arg-type, unused-ignore]
 
 
 @dataclass(slots=True)
@@ -64,6 +72,7 @@ class ResultCheck:
     place: int
     where: str
     dtype: torch.dtype
+    device: torch.device
     proofs: Proofs
     warned: bool = False
 
@@ -77,7 +86,7 @@ class ResultCheck:
             and value.dtype is self.dtype
             and value.shape == shape
             and value.stride() == stride
-            and value.device.type == "cpu"
+            and value.device.type == self.device.type
             and not value.is_conj()
             and not value.is_neg()
         ):
@@ -85,7 +94,7 @@ class ResultCheck:
         return self._mended(value, shape, stride)
 
     def _mended(self, value: Any, shape: Sizes, stride: Sizes) -> torch.Tensor:
-        expected, actual = _told(shape, self.dtype, torch.device("cpu")), _kind_of(value)
+        expected, actual = _told(shape, self.dtype, self.device), _kind_of(value)
         if actual != expected:
             if str(self.op.name()) in SIZED:  # type: ignore[no-untyped-call]
                 # that it is 0 or 1 is a condition that the program checks later
@@ -101,7 +110,7 @@ class ResultCheck:
                 warnings.warn(f"{text}\n  The result is copied, in every call.", BolideWarning, stacklevel=2)
         elif not value.is_conj() and not value.is_neg():
             return value  # type: ignore[no-any-return]
-        return torch.empty_strided(shape, stride, dtype=value.dtype).copy_(value)
+        return torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device).copy_(value)
 
     def _fault(self) -> type[Exception]:
         return AssertionError if keeps_its_word(self.op) else WrongResult

@@ -15,14 +15,16 @@ def decide_layouts(program: Program) -> dict[str, Buffer]:
     must be; any other buffer is laid out like what it is computed from, so that chains keep one order of memory."""
     buffers: dict[str, Buffer] = {}
     for given in program.inputs:
-        buffers[given.name] = Buffer(given.dtype, given.shape, Layout(given.layout.stride, ZERO))
+        buffers[given.name] = Buffer(given.dtype, given.shape, Layout(given.layout.stride, ZERO), given.device)
     fixed = _strided_views(program)
     for definition in program.definitions:
+        if isinstance(definition, WriteBack):
+            continue
         for name, (dtype, shape, layout) in described(definition).items():
             if layout is None and isinstance(definition, Computed) and name not in fixed:
                 layout = _like_operands(definition, buffers)
             if name not in buffers:  # the update of a scatter works in the buffer of its copy
-                buffers[name] = Buffer(dtype, shape, layout or Layout.row_major(shape))
+                buffers[name] = Buffer(dtype, shape, layout or Layout.row_major(shape), definition.device)
     return buffers
 
 

@@ -28,6 +28,7 @@ class Schedule:
     """What scheduling made: the plan with its kernels, and what explain shows."""
 
     plan: Plan
+    objects: tuple[object, ...]  # that the plan's `Foreign`s are
     strides: list[tuple[Expr, ...] | None]  # of every result that is a whole buffer
     refusals: list[Refusal]
     seconds: dict[str, float]
@@ -59,16 +60,16 @@ def schedule_program(program: Program, inputs: tuple[str, ...], static: Collecti
     with timed(seconds, "order"):
         units = order_for_memory(units, ctx, static)
     with timed(seconds, "emit"):
-        plan = _plan_of(units, ctx, inputs)
+        writer = StepWriter(ctx, inputs, program.inputs)
+        plan = _plan_of(units, ctx, writer)
     strides = [
         ctx.buffers[result.buffer].layout.stride if isinstance(result, View) and result.stride is None else None
         for result in program.results
     ]
-    return Schedule(plan, strides, ctx.refusals, seconds)
+    return Schedule(plan, tuple(writer.objects), strides, ctx.refusals, seconds)
 
 
-def _plan_of(units: list[Unit], ctx: Scheduling, inputs: tuple[str, ...]) -> Plan:
-    writer = StepWriter(ctx, inputs)
+def _plan_of(units: list[Unit], ctx: Scheduling, writer: StepWriter) -> Plan:
     readers = _outside_readers(units, ctx.results)
     for unit in units:
         if isinstance(unit, Group):

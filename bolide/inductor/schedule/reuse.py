@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from bolide.inductor.ir.definitions import axis_var
 from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Loop, Stmt, Store
 from bolide.inductor.ir.walks import nodes_below, roots_of
-from bolide.inductor.plan import Alloc, AsStrided, Call, Free, Launch, Reuse, Step, defined_names, used_names
+from bolide.inductor.plan import Alloc, Call, Free, Launch, Reuse, Step, View, defined_names, used_names
+from bolide.inductor.plan.schemas import overload_of
 from bolide.inductor.runtime.results import gives_new_memory
 from bolide.inductor.schedule.stages import Buffer
 
@@ -53,7 +54,7 @@ def _memory_of_its_own(steps: list[Step]) -> set[str]:
     gave them, that may have kept them or given something else in their memory."""
     own: set[str] = set()
     for step in steps:
-        if isinstance(step, AsStrided) or (isinstance(step, Call) and not gives_new_memory(step.op)):
+        if isinstance(step, View) or (isinstance(step, Call) and not gives_new_memory(overload_of(step.operator))):
             own.difference_update(used_names(step))
         elif isinstance(step, (Alloc, Call)):
             own.update(defined_names(step))

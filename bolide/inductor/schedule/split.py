@@ -26,7 +26,12 @@ def expand_scatters(program: Program) -> Program:
             name, dtype, shape = definition.name, definition.dtype, definition.shape
             axes = tuple([f"{name}_c{i}" for i in range(len(shape))])
             value = Node.make("load", dtype, (), Element(definition.base, axis_vars(zip(axes, shape))))
-            copy = Computed(name, dtype, shape, axes, value, layout=definition.layout, origin=definition.origin)
+            copy = Computed(
+                *(name, dtype, shape, axes, value),
+                layout=definition.layout,
+                origin=definition.origin,
+                device=definition.device,
+            )
             done += [copy, replace(definition, base=name)]
         else:
             done.append(definition)

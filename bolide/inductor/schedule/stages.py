@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from bolide.inductor.ir.definitions import Computed, Extern, Layout, Result, Scatter, WriteBack
-from bolide.inductor.ir.loops import Node, ReduceOp
+from bolide.inductor.ir.loops import CPU, Node, ReduceOp
 from bolide.inductor.ir.walks import loads_of, reads, roots_of, writes
 from bolide.symbolic import Expr
 
@@ -56,6 +56,7 @@ class Buffer:
     dtype: torch.dtype
     shape: tuple[Expr, ...]
     layout: Layout
+    device: torch.device = CPU
 
     @property
     def span(self) -> Expr:

@@ -3,39 +3,58 @@ one."""
 
 from __future__ import annotations
 
-from bolide.inductor.ir.definitions import Extern, Result, View, WriteBack, described
+from collections.abc import Sequence
+
+import torch
+
+from bolide.inductor.ir import definitions
+from bolide.inductor.ir.definitions import Extern, WriteBack, described
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.ir.walks import map_leaves
 from bolide.inductor.plan import (
     Alloc,
-    AsStrided,
     Call,
     Copy,
-    Expected,
+    Foreign,
     Free,
+    Input,
     Launch,
     Plan,
     Ref,
+    Result,
     Step,
+    TensorInput,
+    TensorResult,
+    TensorType,
+    Value,
+    View,
+    WordInput,
+    WordResult,
     defined_names,
     used_names,
 )
+from bolide.inductor.plan.schemas import ANY, arguments_of, operator_of, signature_of, typed
+from bolide.inductor.plan.steps import all_of_words, of_words
 from bolide.inductor.schedule.reuse import reuse_in_place
-from bolide.inductor.schedule.stages import Scheduling
+from bolide.inductor.schedule.stages import Buffer, Scheduling
 from bolide.symbolic import Expr, without_zeros
 
 
 class StepWriter:
-    """Appends the steps of one unit after the other."""
+    """Appends the steps of one unit after the other. `inputs`: the names of the call's arguments; `given`: the tensors
+    that the plan has from its start, these and constants."""
 
-    def __init__(self, ctx: Scheduling, inputs: tuple[str, ...]) -> None:
+    def __init__(self, ctx: Scheduling, inputs: Sequence[str], given: Sequence[definitions.Input]) -> None:
         self.ctx = ctx
-        self.inputs = inputs
+        tensors = [TensorInput(tensor.name, type_of(ctx.buffers[tensor.name])) for tensor in given]
+        known = {tensor.name: tensor for tensor in tensors}
+        self.inputs: tuple[Input, ...] = tuple([known.get(name) or WordInput(name) for name in inputs])
+        self.constants = tuple([tensor for tensor in tensors if tensor.name not in inputs])
         self.steps: list[Step] = []
         self.kernels: list[Kernel] = []
+        self.objects: list[object] = []
         self._tensors: set[str] = set()
-        self._sizes: set[str] = set()
-        self._views: dict[View, str] = {}
+        self._views: dict[definitions.View, str] = {}
 
     def launch(self, kernel: Kernel) -> None:
         """Runs a kernel; buffers that it is the first to write are allocated."""
@@ -44,57 +63,85 @@ class StepWriter:
                 self._tensors.add(param.name)
                 buffer = self.ctx.buffers[param.name]
                 stride = without_zeros(buffer.shape, buffer.layout.stride)
-                self.steps.append(Alloc(param.name, buffer.dtype, buffer.shape, stride))
-        sizes = tuple([Expr.var(name) for name in kernel.sizes])
+                self.steps.append(Alloc(param.name, type_of(buffer, stride)))
+        sizes = tuple([Expr.var(name, None, None) for name in kernel.sizes])
         self.steps.append(Launch(len(self.kernels), tuple([param.name for param in kernel.params]), sizes))
         self.kernels.append(kernel)
 
     def call(self, extern: Extern) -> None:
         """Runs a library call."""
-        args, kwargs = map_leaves((extern.args, extern.kwargs), View, self.ref)
-        single = extern.binds or [str(result.type) for result in extern.op._schema.returns] == ["Tensor"]
+        args, kwargs = map_leaves((extern.args, extern.kwargs), (definitions.View, Expr), self._argument)
+        arguments = arguments_of(extern.op, args, kwargs, self._keep)
         frame = extern.origin and extern.origin.meta.get("where")
         where = "" if frame is None else str(frame)
-        self.steps.append(Call(extern.op, args, kwargs, extern.names, self._expected(extern), single, where))
-        if extern.binds:
-            self._sizes.update(defined_names(self.steps[-1]))
+        self.steps.append(Call(operator_of(extern.op), arguments, self._results(extern), where))
         self._tensors.update(defined_names(self.steps[-1]))
 
-    def _expected(self, extern: Extern) -> tuple[Expected | None, ...]:
-        """What the results have to be; None for what is no tensor, and where a size is told by the result itself."""
-        known = self._sizes.union(self.inputs)
-        expected = {
-            name: Expected(dtype, shape, layout.stride)
+    def _argument(self, value: definitions.View | Expr) -> Ref | Expr:
+        return of_words(value) if isinstance(value, Expr) else self.ref(value)
+
+    def _keep(self, value: object) -> Foreign:
+        place = next((at for at, known in enumerate(self.objects) if known is value), len(self.objects))
+        if place == len(self.objects):
+            self.objects.append(value)
+        return Foreign(place)
+
+    def _results(self, extern: Extern) -> tuple[Result, ...]:
+        """The results, one for each value that the operator returns."""
+        if extern.binds:
+            (word,) = extern.names
+            assert word is not None
+            return (WordResult(word),)
+        types = {
+            name: _type(dtype, extern.device, shape, layout.stride)
             for name, (dtype, shape, layout) in described(extern).items()
-            if layout is not None and not extern.binds and all(known.issuperset(size.free_vars) for size in shape)
+            if layout is not None
         }
-        return tuple([None if name is None else expected.get(name) for name in extern.names])
+        flat = tuple([None if name is None else TensorResult(name, types[name]) for name in extern.names])
+        returns = signature_of(extern.op).returns
+        if len(returns) == 1 and returns[0].item is not None:
+            return (flat,)
+        return flat + (None,) * (len(returns) - len(flat))
 
     def write_back(self, unit: WriteBack) -> None:
         """Copies a value into an input."""
         self.steps.append(Copy(unit.target, self.ref(unit.source).name))
 
-    def ref(self, view: View) -> Ref:
+    def ref(self, view: definitions.View) -> Ref:
         """The tensor that a View is, made on first use."""
-        layout = self.ctx.buffers[view.buffer].layout
-        same = view.stride == layout.stride and view.offset in (None, layout.offset)
-        if view.stride is None or (same and view.shape == self.ctx.buffers[view.buffer].shape):
+        buffer = self.ctx.buffers[view.buffer]
+        same = view.stride == buffer.layout.stride and view.offset in (None, buffer.layout.offset)
+        if view.stride is None or (same and view.shape == buffer.shape):
             return Ref(view.buffer)
         name = self._views.get(view)
         if name is None:
             name = self._views[view] = f"{view.buffer}_v{len(self._views)}"
-            offset = Expr.const(0) if view.offset is None else view.offset
-            self.steps.append(AsStrided(name, view.buffer, view.shape, view.stride, offset))
+            offset = Expr.const(0) if view.offset is None else of_words(view.offset)
+            seen = _type(buffer.dtype, buffer.device, view.shape, view.stride)
+            self.steps.append(View(name, view.buffer, seen, offset))
         return Ref(name)
 
-    def finish(self, results: list[Result]) -> Plan:
+    def finish(self, results: Sequence[definitions.Result]) -> Plan:
         """The plan, with Free steps."""
-        returned = map_leaves(tuple(results), View, self.ref)
-        steps = free_early(self.steps, self.inputs, {r.name for r in returned if isinstance(r, Ref)} | self._sizes)
-        return Plan(self.inputs, reuse_in_place(steps, self.kernels, self.ctx.buffers), returned, self.kernels)
+        returned: list[Value] = []
+        for result in results:
+            known = isinstance(result, (definitions.View, Expr))
+            returned.append(typed(ANY, self._argument(result) if known else result, self._keep))  # type: ignore[arg-type]
+        kept = {result.name for result in returned if isinstance(result, Ref)}
+        steps = reuse_in_place(free_early(self.steps, kept), self.kernels, self.ctx.buffers)
+        return Plan(self.inputs, self.constants, tuple(self.kernels), tuple(steps), tuple(returned))
 
 
-def free_early(steps: list[Step], inputs: tuple[str, ...], kept: set[str]) -> list[Step]:
+def type_of(buffer: Buffer, stride: tuple[Expr, ...] | None = None) -> TensorType:
+    """The type of the tensor that is a buffer, or has other strides."""
+    return _type(buffer.dtype, buffer.device, buffer.shape, stride or buffer.layout.stride)
+
+
+def _type(dtype: torch.dtype, device: torch.device, shape: tuple[Expr, ...], stride: tuple[Expr, ...]) -> TensorType:
+    return TensorType(dtype, device, all_of_words(shape), all_of_words(stride))
+
+
+def free_early(steps: list[Step], kept: set[str]) -> list[Step]:
     """The steps with every tensor that is not in `kept` dropped right after the last step that uses it."""
     last: dict[str, int] = {}
     for position, step in enumerate(steps):

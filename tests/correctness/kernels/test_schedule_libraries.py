@@ -33,7 +33,7 @@ def test_products_of_every_orientation(monkeypatch: pytest.MonkeyPatch) -> None:
 
     graph = check(products, a, b, bias, rtol=1e-4, atol=1e-4)
     assert graph.source.count("_linear_pointwise") == 0  # functions are bound by number
-    calls = [str(step.op) for step in graph.plan.steps if hasattr(step, "op")]
+    calls = [str(step.operator) for step in graph.plan.steps if hasattr(step, "operator")]
     assert calls.count("mkldnn._linear_pointwise.default") == 5, calls
 
 
@@ -41,7 +41,7 @@ def test_a_weight_with_gaps_stays_with_aten(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(product_pass, "FEWEST_PRODUCTS", 1)
     monkeypatch.setattr(externs, "prefers_onednn", lambda: True)
     graph = check(lambda a, b: a @ b[:, :5], torch.randn(6, 7), torch.randn(7, 9), rtol=1e-4, atol=1e-4)
-    assert [str(step.op) for step in graph.plan.steps if hasattr(step, "op")] == ["aten.mm.default"]
+    assert [str(step.operator) for step in graph.plan.steps if hasattr(step, "operator")] == ["aten.mm.default"]
 
 
 def test_convolution_backward_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,4 +55,6 @@ def test_convolution_backward_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = check(
         backward, torch.randn(2, 5, 4, 4), torch.randn(2, 3, 4, 4), torch.randn(5, 3, 3, 3), rtol=1e-4, atol=1e-4
     )
-    assert "bolide.conv_weight_gradient.default" in [str(s.op) for s in graph.plan.steps if hasattr(s, "op")]
+    assert "bolide.conv_weight_gradient.default" in [
+        str(s.operator) for s in graph.plan.steps if hasattr(s, "operator")
+    ]

@@ -1,0 +1,234 @@
+"""Steps of a Plan, and the types of what they work on.
+
+Everything here is plain data: a step names tensors (`Ref`), integers are `Expr`s over the plan's *words* (named
+integers: sizes that are given, or told while the plan runs), and what cannot be data is a number into a tuple that is
+kept beside the plan (`Foreign`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Union
+
+import torch
+
+from bolide.support.caches import on_reset
+from bolide.symbolic import Expr
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """What a tensor has to be. Sizes and strides count elements."""
+
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple[Expr, ...]
+    stride: tuple[Expr, ...]
+
+    def words(self) -> frozenset[str]:
+        """The words that it depends on."""
+        return frozenset().union(*[expr.free_vars for expr in (*self.shape, *self.stride) if expr.terms])
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInput:
+    """A tensor that the plan is given: an input, or a constant."""
+
+    name: str
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class WordInput:
+    """An integer that the plan is given."""
+
+    name: str
+
+
+Input = TensorInput | WordInput
+
+
+@functools.lru_cache(1 << 14)
+def of_words(expr: Expr) -> Expr:
+    """The expression over the plan's words, of which nothing is assumed: so a name is one variable in a whole plan."""
+    return expr.subs({name: Expr.var(name, None, None) for name in expr.free_vars})
+
+
+on_reset(of_words.cache_clear)
+
+
+def all_of_words(exprs: Iterable[Expr]) -> tuple[Expr, ...]:
+    """Several of them."""
+    return tuple([of_words(expr) if expr.terms else expr for expr in exprs])
+
+
+# ---- arguments of calls ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor of the plan."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """The object number `index` of those that are kept beside the plan: a plan with one cannot leave the process."""
+
+    index: int
+
+
+Leaf = Union[  # noqa: UP007  (read by the codec)
+    Ref, Foreign, Expr, bool, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, None
+]
+Value = Leaf | tuple["Value", ...]
+"""An argument of a call. Integers are `Expr`s, lists are tuples, None is an optional that is not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of the dispatcher: ``Operator("aten::add", "Tensor")``."""
+
+    name: str
+    overload: str
+
+    def __str__(self) -> str:
+        return f"{self.name.replace('::', '.')}.{self.overload or 'default'}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorResult:
+    """A tensor that a call gives. Sizes that the tensor itself tells are words that are bound later."""
+
+    name: str
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class WordResult:
+    """An integer that a call gives: the value of a word."""
+
+    name: str
+
+
+Result = TensorResult | WordResult | None | tuple[TensorResult | None, ...]
+"""What becomes of one value that an operator returns: None if it is not used, a tuple for a list of tensors."""
+
+
+# ---- steps ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """`name` is a new tensor."""
+
+    name: str
+    type: TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """`name` is a new tensor in the memory of `base`, which has its type and is not read again."""
+
+    name: str
+    base: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """`name` is `base` seen as `type`, `offset` elements from the first element of `base`, which need not be the first
+    of its storage."""
+
+    name: str
+    base: str
+    type: TensorType
+    offset: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Runs ``kernels[kernel]`` on `arguments` (tensors, in the order of its params) and `sizes` (in the order of its
+    sizes), on the device of the kernel."""
+
+    kernel: int
+    arguments: tuple[str, ...]
+    sizes: tuple[Expr, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Runs an operator. `arguments` are all that its schema names, in that order, defaults included; `results` has one
+    for each value that it returns. `where`: the line of the program that asked for it, for people."""
+
+    operator: Operator
+    arguments: tuple[Value, ...]
+    results: tuple[Result, ...]
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The elements of `source` are written to graph input `target`."""
+
+    target: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """These tensors are not used again."""
+
+    names: tuple[str, ...]
+
+
+Step = Alloc | Reuse | View | Launch | Call | Copy | Free
+
+
+def tensors_given(call: Call) -> list[TensorResult]:
+    """The tensors that a call gives and that are used."""
+    return [result for result in flat_results(call) if isinstance(result, TensorResult)]
+
+
+def flat_results(call: Call) -> list[TensorResult | WordResult | None]:
+    """The results of a call, those in lists among the others."""
+    flat: list[TensorResult | WordResult | None] = []
+    for result in call.results:
+        flat.extend(result) if isinstance(result, tuple) else flat.append(result)
+    return flat
+
+
+def refs_in(value: Value) -> list[str]:
+    """The tensors anywhere in a value."""
+    if isinstance(value, tuple):
+        return [name for item in value for name in refs_in(item)]
+    return [value.name] if isinstance(value, Ref) else []
+
+
+def used_names(step: Step) -> list[str]:
+    """The tensors a step reads, writes or looks at (a Free uses nothing; results of a step are not among them)."""
+    if isinstance(step, (View, Reuse)):
+        return [step.base]
+    if isinstance(step, Launch):
+        return list(step.arguments)
+    if isinstance(step, Call):
+        return refs_in(step.arguments)
+    if isinstance(step, Copy):
+        return [step.target, step.source]
+    return []
+
+
+def defined_names(step: Step) -> list[str]:
+    """The tensors a step makes."""
+    if isinstance(step, (Alloc, Reuse, View)):
+        return [step.name]
+    return [result.name for result in tensors_given(step)] if isinstance(step, Call) else []
+
+
+def bound_words(step: Step) -> list[str]:
+    """The words that a step gives a value."""
+    if isinstance(step, Call):
+        return [result.name for result in step.results if isinstance(result, WordResult)]
+    return []
