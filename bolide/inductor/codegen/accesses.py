@@ -10,7 +10,8 @@ import torch
 from bolide.inductor.codegen.builder import BITS, FLOATS, Builder, Value, llvm_type, mangle
 from bolide.inductor.codegen.instructions import MEMORY, cast
 from bolide.inductor.codegen.scope import Scope, Term, fits
-from bolide.inductor.ir.loops import Access, Node, Store
+from bolide.inductor.ir.loops import Access, Loop, Node, Store
+from bolide.inductor.ir.walks import crosses, loads_of, roots_in
 from bolide.symbolic import Expr
 
 Shape = Literal["one", "run", "lanes"]
@@ -240,3 +241,53 @@ def _add_by_lane(
         else:
             old = b.emit(f"load {kind}, {address}, align {align}", kind)
             b.do(f"store {_add(old, element, dtype)}, {address}, align {align}")
+
+
+# ---- loads that run along memory in a ``tile`` loop, across it in the vector loop around --------------------------
+
+
+def turned_loads(loop: Loop, vector: str) -> list[Node]:
+    """The loads in a ``tile`` loop that are taken along it and transposed."""
+    return [node for node in loads_of(roots_in(loop.body)) if not node.src and _turns(node, loop, vector)]
+
+
+def _turns(node: Node, loop: Loop, vector: str) -> bool:
+    return crosses(node.arg.index, loop.axis.name, vector)
+
+
+def turned(scope: Scope, node: Node, tile: str, first: int) -> list[Value]:
+    """The values of a load in the tile's iterations `first`, first + 1, …, as many as there are lanes. Lanes that are
+    off read what another lane reads."""
+    b, lanes, vector = scope.b, scope.lanes, scope.vector
+    assert vector is not None
+    index: Expr = node.arg.index
+    distance = index.coefficient(vector)
+    assert distance is not None
+    start = index.subs({tile: Expr.const(first)})
+    base, step = pointer(scope, node.arg.buffer, start.terms, start.offset), scope.scalar(distance)
+    kind = MEMORY[scope.types[node.arg.buffer]]
+    rows = []
+    for lane in range(lanes):
+        away: Value = step * lane
+        if scope.mask is not None and lane:
+            away = b.select(b.extract(scope.mask, lane), away, 0)
+        address = b.emit(f"getelementptr {kind}, {base}, {away}", "ptr")
+        rows.append(b.emit(f"load {llvm_type(kind, lanes)}, {address}, align {BITS[kind] // 8}", kind, lanes))
+    columns = transposed(b, rows)
+    return [b.compare("icmp ne", column, 0) for column in columns] if node.dtype == torch.bool else columns
+
+
+def transposed(b: Builder, rows: list[Value]) -> list[Value]:
+    """As many vectors as each has lanes (a power of two), lane j of vector i exchanged with lane i of vector j: by
+    squares of 1, 2, 4 … elements."""
+    lanes, size = len(rows), 1
+    while size < lanes:
+        left = [lane if not lane & size else lanes + lane - size for lane in range(lanes)]
+        right = [lane + size if not lane & size else lanes + lane for lane in range(lanes)]
+        new = list(rows)
+        for i in range(lanes):
+            if not i & size:
+                new[i] = b.shuffle(rows[i], left, rows[i + size].text)
+                new[i + size] = b.shuffle(rows[i], right, rows[i + size].text)
+        rows, size = new, 2 * size
+    return rows

@@ -10,16 +10,17 @@ pool.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from bolide.inductor.codegen import parallel
-from bolide.inductor.codegen.accesses import prepare, store
+from bolide.inductor.codegen.accesses import prepare, store, turned, turned_loads
 from bolide.inductor.codegen.accumulators import Accumulator
 from bolide.inductor.codegen.analysis import Dependences, changed_by, cost, lanes_for, updated_in
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.function_values import FunctionValues
 from bolide.inductor.codegen.instructions import MEMORY
 from bolide.inductor.codegen.target import Target
-from bolide.inductor.ir.loops import VECTOR_KINDS, Init, Kernel, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.loops import TILE, VECTOR_KINDS, Init, Kernel, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.walks import nodes_below, roots_in, roots_of, statements
 
 #: Sums of floats over more iterations than this are added up in blocks of so many, these again, and so on up to so many
@@ -195,8 +196,41 @@ class _RegionWriter:
         start, stop = self.b.const(0, "i64"), self.r.scalar(loop.axis.extent)
         if loop.axis.kind in VECTOR_KINDS:
             self._vector(loop, start, stop, False)
+        elif loop.axis.kind == "tile":
+            self._tile(loop)
         else:
             self._serial(loop, start, stop)
+
+    def _tile(self, loop: Loop) -> None:
+        """A ``tile`` loop: whole tiles written out, with transposed registers for the loads that run along it; what is
+        left of the axis as a plain loop."""
+        b, r = self.b, self.r
+        count, whole = r.scalar(loop.axis.extent), TILE
+        loads = turned_loads(loop, r.vector) if r.vector is not None and TILE % r.lanes == 0 else []
+        if not loads or (count.number is not None and count.number != whole):
+            self._serial(loop, b.const(0, "i64"), count)
+            return
+
+        def written_out() -> None:
+            self.hoist(loop.body, changed_by((loop,)))
+            for first in range(0, whole, r.lanes):
+                rows = [turned(r, load, loop.axis.name, first) for load in loads]
+                for step in range(r.lanes):
+                    values = {load: row[step] for load, row in zip(loads, rows)}
+                    self._iteration({loop.axis.name: b.const(first + step, "i64")}, partial(self._given, values, loop))
+
+        if count.number == whole:
+            written_out()
+        else:
+            is_whole = b.compare("icmp eq", count, whole)
+            self._guarded(is_whole, written_out)
+            self._guarded(is_whole ^ -1, lambda: self._serial(loop, b.const(0, "i64"), count))
+
+    def _given(self, values: dict[Node, Value], loop: Loop) -> None:
+        """The body of a loop, where these values are known."""
+        for node, value in values.items():
+            self.r.remember(node, value)
+        self.statements(loop.body)
 
     def _serial(self, loop: Loop, start: Value, stop: Value) -> None:
         def run() -> None:

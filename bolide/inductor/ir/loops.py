@@ -62,15 +62,17 @@ class Node:
 
 # ---- statements ------------------------------------------------------------------------------------------------
 
-AxisKind = Literal["parallel", "serial", "vector", "reduce", "reduce_vector"]
+AxisKind = Literal["parallel", "serial", "vector", "tile", "reduce", "reduce_vector"]
 VECTOR_KINDS: frozenset[AxisKind] = frozenset(("vector", "reduce_vector"))
+TILE = 16
 ReduceOp = Literal["sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "xor"]
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
     """A loop variable running from 0 to `extent` - 1. ``vector`` axes are innermost among pointwise axes;
-    ``reduce_vector`` is a vectorised reduction axis."""
+    ``reduce_vector`` is a vectorised reduction axis. A ``tile`` axis is a serial one of at most `TILE` iterations right
+    inside a vector loop: pointwise stores, whose loads along the axis are taken as vectors and transposed."""
 
     name: str
     extent: Expr

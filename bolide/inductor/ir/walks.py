@@ -19,6 +19,10 @@ Rule = Callable[[Node, tuple[Node, ...]], Node | None]
 """From a node and its new operands to the new node; None: the node with these operands."""
 
 
+#: Elements so far apart are not taken out of the same whole vectors.
+FAR = 5
+
+
 class HoldsNodes(Protocol):
     """A statement, definition or stage with scalar nodes: `position` and `operands` where it has them."""
 
@@ -91,6 +95,14 @@ def index_vars(node: Node) -> frozenset[str]:
 def is_indirect(load: Node) -> bool:
     """Whether the place that is read depends on data."""
     return len(load.src) > int(load.arg.masked)
+
+
+def crosses(index: Expr, along: str, across: str) -> bool:
+    """Whether an address moves by one along one axis, and by FAR or more along the other."""
+    near, far = index.coefficient(along), index.coefficient(across)
+    if near is None or far is None or not (near.is_const and near.value == 1):
+        return False
+    return not far.is_const or abs(far.value) >= FAR
 
 
 def rewriter(rule: Rule) -> Callable[[Node], Node]:

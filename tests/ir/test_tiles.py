@@ -1,0 +1,75 @@
+"""Kernels that read across memory: their tiles give eager's results for all extents, and touch no other memory."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+import bolide
+from bolide.inductor.ir.loops import TILE, Axis, Kernel, Loop
+from bolide.inductor.ir.walks import statements
+from bolide.inductor.schedule.loop_writer import tiled
+from tests.ir.kernel_tools import both, load, loop, op, param, store, var
+from tests.schedule_tools import check
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)
+
+
+def axes_of(kernel: Kernel) -> list[Axis]:
+    return [statement.axis for statement in statements(kernel.body) if isinstance(statement, Loop)]
+
+
+def filled(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.randint(0, 2, shape).bool() if dtype == torch.bool else torch.randint(0, 100, shape).to(dtype)
+
+
+def transposition(rows: int, columns: int) -> Kernel:
+    i, j = var("i", columns), var("j", rows)
+    value = op("add", load("x", j * columns + i), load("y", i * rows + j))
+    body = tiled((loop("parallel", "i", columns, loop("vector", "j", rows, store("out", i * rows + j, value))),))
+    size = rows * columns
+    return Kernel("turn", (param("out", size, role="out"), param("x", size), param("y", size)), body)
+
+
+def test_tiles_touch_their_own_memory_only() -> None:
+    for rows, columns in [(16, 16), (17, 31), (64, 48), (65, 16), (130, 33), (31, 100)]:
+        kernel = transposition(rows, columns)
+        assert any(axis.kind == "tile" for axis in axes_of(kernel))
+        given = {"out": torch.zeros(rows * columns), "x": torch.randn(rows * columns), "y": torch.randn(rows * columns)}
+        for name, mine, expected in both(kernel, given):
+            assert torch.equal(mine, expected), name
+
+
+def test_small_kernels_and_those_along_memory_stay_as_they_are() -> None:
+    assert all(axis.kind != "tile" for axis in axes_of(transposition(TILE - 1, 100)))
+    row = loop("parallel", "i", 64, loop("vector", "j", 64, store("out", 0, load("x", var("j", 64)))))
+    assert tiled((row,)) == (row,)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_transpositions_are_eagers(dtype: torch.dtype) -> None:
+    random.seed(1)
+    for _ in range(6):
+        rows, columns, depth = random.randint(1, 140), random.randint(1, 140), random.randint(1, 4)
+        x, y = filled((depth, rows, columns), dtype), filled((depth, columns, rows), dtype)
+        check(lambda x: x.transpose(1, 2).contiguous(), x)
+        check(lambda x: x.permute(2, 1, 0).contiguous(), x)
+        if dtype != torch.bool:
+            check(lambda x, y: (x.transpose(1, 2) + y, x.transpose(1, 2) * 2), x, y)
+            check(lambda x, y: (x.transpose(1, 2) + x[:, :1, :1], y + 1), x, y)
+
+
+def test_images_to_channels_last_and_back() -> None:
+    x = torch.randn(3, 20, 9, 7)
+    check(lambda x: x.contiguous(memory_format=torch.channels_last), x)
+    check(lambda x: x.contiguous(), x.contiguous(memory_format=torch.channels_last))
+
+
+def test_tiles_of_symbolic_sizes() -> None:
+    program = bolide.compile(lambda x, y: (x.t() + y).relu(), dynamic=True, fullgraph=True)
+    for rows, columns in [(40, 50), (16, 16), (129, 3), (2, 300), (63, 65), (5, 5)]:
+        x, y = torch.randn(rows, columns), torch.randn(columns, rows)
+        assert torch.equal(program(x, y), (x.t() + y).relu())
