@@ -49,7 +49,9 @@ HEAVY = ("llvmlite", "scipy", "torch._decomp", "torch._numpy")
 """Imported inside functions, when first needed: importing bolide stays fast."""
 
 RARE = ("cProfile", "pstats")
-LATE = tuple(f"{name}." for name in (*HEAVY, *RARE))
+SECOND = ("bolide.inductor.runtime.native",)
+"""What a graph needs only when it has run some times."""
+LATE = tuple(f"{name}." for name in (*HEAVY, *RARE, *SECOND))
 
 REPLACED = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.compile")
 """What bolide stands in for. The demo alone may call torch.compile, to compare."""
@@ -156,7 +158,7 @@ def test_importing_bolide_adds_little() -> None:
     added = run(script).split()
     outside = [name for name in added if name.split(".")[0] != "bolide"]
     assert not {name.split(".")[0] for name in outside} & {"llvmlite", "scipy", "jinja2", "rich", "click", "sympy"}
-    assert len(outside) <= 10 and len(added) <= 290, added
+    assert len(outside) <= 10 and len(added) <= 300, added
 
 
 def test_importing_bolide_looks_for_no_similar_names() -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.fx
 
 from bolide.inductor.codegen import compile_kernels
+from bolide.inductor.config import config
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.lowering import lower
 from bolide.inductor.lowering.context import input_name
@@ -21,6 +22,7 @@ from bolide.inductor.schedule import schedule_program
 from bolide.inductor.schedule.pipeline import timed
 from bolide.inductor.schedule.stages import Refusal
 from bolide.support import events
+from bolide.support.locks import compiling
 from bolide.symbolic import Expr, as_expr
 
 _numbers = itertools.count()
@@ -67,11 +69,25 @@ class CompiledGraph:
     refusals: list[Refusal]
     seconds: dict[str, float]
     source: str
-    run: Callable[[list[Any]], tuple[Any, ...]]
+    run: driver.Run
     binding: driver.Binding = field(repr=False)
+    _readable_calls: int = field(default=0, repr=False)  # still to come, before the native driver is made
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
+        if self._readable_calls > 0:
+            self._readable_calls -= 1
+            if not self._readable_calls:
+                self.run = self._native_driver()
         return self.run(inputs)
+
+    def _native_driver(self) -> driver.Run:
+        """Made late, since a process makes its machine code in some 40 ms; the readable one where torch lacks what it
+        needs."""
+        from bolide.inductor.runtime.native.driver import build
+
+        kernels = [kernel.compiled for kernel in self.kernels]
+        with compiling:
+            return build(self.plan, self.binding, kernels, self.run) or self.run
 
     def timed(self, inputs: list[Any]) -> tuple[tuple[Any, ...], list[tuple[str, float]]]:
         """Runs once, every launch and library call by itself: (results, [(step, seconds)])."""
@@ -111,7 +127,7 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
         KernelReport(kernel.name, kernel.origins, kernel, code, _bytes(kernel, "out"), _bytes(kernel, "in"))
         for kernel, code in zip(plan.kernels, compiled)
     ]
-    return CompiledGraph(name, plan, kernels, scheduled.refusals, seconds, source, run, binding)
+    return CompiledGraph(name, plan, kernels, scheduled.refusals, seconds, source, run, binding, config.native_after)
 
 
 def _data(gm: torch.fx.GraphModule) -> set[str]:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bolide.dynamo.native.translate import translate, word
 from bolide.support.engine import load
+from bolide.support.native.translate import translate, word
 
 
 def compiled(function: Callable[..., int]) -> Callable[..., int]:

@@ -10,7 +10,7 @@ from typing import cast
 
 from bolide.dynamo.native import instructions as ops
 from bolide.dynamo.native import layout as places
-from bolide.dynamo.native.translate import External, at, byte, call, put, room, word
+from bolide.support.native.translate import External, at, byte, call, put, room, word
 
 layout: places.Layout = cast(places.Layout, None)  # given when this is translated
 

@@ -13,8 +13,8 @@ import torch
 
 from bolide.dynamo.native import instructions, machine_code
 from bolide.dynamo.native.layout import Layout, autograd_state, required
-from bolide.dynamo.native.translate import translate
 from bolide.support.engine import Method, load
+from bolide.support.native.translate import translate
 
 Form = Callable[..., list[object] | None]
 """A form of a check: it takes the values of the check's names, and answers what the graph needs, None for a misfit."""

@@ -46,6 +46,9 @@ from bolide.symbolic import Expr
 # `torch.empty_strided` without the dispatcher, which has nothing to say here, in two fifths of the time
 _empty_strided_cpu: Callable[..., torch.Tensor] = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
 
+Run = Callable[[list[Any]], tuple[Any, ...]]
+"""Runs a graph: the list of inputs in, which is emptied, the tuple of results out."""
+
 Bind = Callable[[Sequence[tuple[int, tuple[int, ...]]]], Callable[..., None]]
 """Gives the callable that runs kernels one after the other; each item is (kernel, position of each of its parameters
 among the callable's arguments)."""
@@ -96,9 +99,7 @@ def _mark(plan: Plan) -> str:
     return mark
 
 
-def build(
-    plan: Plan, binding: Binding, name: str, clock: list[tuple[str, float]] | None = None
-) -> tuple[Callable[[list[Any]], tuple[Any, ...]], str]:
+def build(plan: Plan, binding: Binding, name: str, clock: list[tuple[str, float]] | None = None) -> tuple[Run, str]:
     """The function that runs `plan`, and its source. `name` is shown in tracebacks.
 
     With `clock`, every launch and call runs by itself and appends (what it is, seconds) to it."""
@@ -129,13 +130,31 @@ def build(
     if once:
         lines.append(f"if {own('doubt')}: {driver.constant('proofs', driver.proofs)}.add({sizes})")
     lines.append(f"return {_tuple(_value(driver, result) for result in plan.results)}")
-    source = f"def {own('call')}({own('inputs')}):\n" + "".join(f"    {line}\n" for line in lines)
-    filename = f"<bolide driver {name}>"
+    return _function(driver, own("call"), [own("inputs")], f"<bolide driver {name}>")
+
+
+def build_step(
+    plan: Plan, binding: Binding, step: Step, tensors: Sequence[str], words: Sequence[str]
+) -> Callable[..., tuple[Any, ...]]:
+    """One step as a function of the tensors that it uses and of the words that are known; it gives the tuple of all
+    that the step defines, which is checked every time."""
+    filled = {step.name for step in plan.steps if isinstance(step, Alloc)}
+    driver = _Driver(plan, binding, _mark(plan), dict(binding.constants), filled, set(words))
+    driver.lines.append(f"{driver.own('doubt')} = True")
+    _step(driver, step)
+    driver.lines.append(f"return {_tuple([*defined_names(step), *bound_words(step)])}")
+    return _function(driver, driver.own("step"), [*tensors, *words], "<bolide step>")[0]
+
+
+def _function(driver: _Driver, name: str, parameters: Sequence[str], filename: str) -> tuple[Callable[..., Any], str]:
+    """The function whose body the driver's lines are, and its source."""
+    body = "".join(f"    {line}\n" for line in driver.lines)
+    source = f"def {name}({', '.join(parameters)}):\n{body}"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     exec(compile(source, filename, "exec"), driver.names)
-    call: Callable[[list[Any]], tuple[Any, ...]] = driver.names[own("call")]  # type: ignore[assignment]
-    weakref.finalize(call, linecache.cache.pop, filename, None).atexit = False
-    return call, source
+    function: Callable[..., Any] = driver.names[name]  # type: ignore[assignment]
+    weakref.finalize(function, linecache.cache.pop, filename, None).atexit = False
+    return function, source
 
 
 def _tuple(texts: Iterable[object]) -> str:

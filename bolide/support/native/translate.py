@@ -45,6 +45,21 @@ def room(words: int) -> int:
     raise NotImplementedError
 
 
+def invoke(function: int, argument: int) -> int:
+    """What the function in C at an address answers, ``int64_t (void *)``."""
+    raise NotImplementedError
+
+
+def launch(function: int, argument: int) -> None:
+    """Call the function in C at an address, ``void (void *)``."""
+    raise NotImplementedError
+
+
+def quotient(dividend: int, divisor: int) -> int:
+    """The quotient, rounded towards zero; the divisor is not 0."""
+    raise NotImplementedError
+
+
 def call(name: str, *values: int) -> int:
     """What a function in C answers, of those that the translator was given."""
     raise NotImplementedError
@@ -355,11 +370,24 @@ class _Function:
         self.line(f"store {value}, {self.address_of_word(base, index)}")
         return value
 
+    def invoke(self, function: Value, argument: Value) -> Value:
+        return self.value("i64", f"call i64 {self.address(function, _FIRST).text}({argument})")
+
+    def launch(self, function: Value, argument: Value) -> Value:
+        self.line(f"call void {self.address(function, _FIRST).text}({argument})")
+        return _FIRST
+
+    def quotient(self, dividend: Value, divisor: Value) -> Value:
+        return self.value("i64", f"sdiv {dividend}, {divisor.text}")
+
     def room(self, words: Value) -> Value:
         return self.value("i64", f"ptrtoint {self.value('ptr', f'alloca i64, {words}')} to i64")
 
 
 _BUILTIN: dict[str, Callable[..., Value]] = {
     function.__name__: function
-    for function in (_Function.word, _Function.at, _Function.byte, _Function.put, _Function.room)
+    for function in (
+        *(_Function.word, _Function.at, _Function.byte, _Function.put, _Function.room),
+        *(_Function.invoke, _Function.launch, _Function.quotient),
+    )
 }

@@ -1,0 +1,290 @@
+"""From a Plan to a program of the native driver."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from bolide.inductor.ir.loops import CPU
+from bolide.inductor.plan import (
+    Alloc,
+    Call,
+    Copy,
+    Free,
+    Launch,
+    Plan,
+    Ref,
+    Reuse,
+    Step,
+    TensorInput,
+    TensorResult,
+    TensorType,
+    Value,
+    View,
+    WordResult,
+    flat_results,
+    used_names,
+)
+from bolide.inductor.plan.schemas import Kind, overload_of, signature_of
+from bolide.inductor.runtime.native import instructions as ops
+from bolide.inductor.runtime.native import shims
+from bolide.inductor.runtime.native.program import NOTHING, Operand, Program, PythonStep, Writer
+from bolide.symbolic import Expr
+
+InPython = Callable[[Step, Sequence[str], Sequence[str]], Callable[..., object]]
+"""Makes a step of a plan a function of Python's, of these tensors and words; it gives a tuple of all results."""
+
+
+class _NoShim(Exception):
+    """A call that no function in C takes as it is: it is made in Python."""
+
+
+@dataclass(slots=True)
+class _Assembler:
+    plan: Plan
+    kernels: Sequence[int]
+    in_python: InPython
+    writer: Writer
+    types: Mapping[str, TensorType]
+    inputs: Mapping[str, int]  # places of the inputs that are tensors
+    returned: frozenset[str]
+    constants: frozenset[str]
+    words: list[str] = field(default_factory=list)  # that are known so far
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
+
+    def step(self, step: Step) -> None:
+        if isinstance(step, Alloc):
+            self.alloc(step.name, step.type, self.otherwise(step))
+        elif isinstance(step, Reuse):
+            self.writer.natively()
+            self.writer.share(self.writer.slot(step.name), self.writer.slots[step.base])
+        elif isinstance(step, View):
+            self.view(step)
+        elif isinstance(step, Launch):
+            operands = [(ops.DATA, self.writer.slots[name]) for name in step.arguments]
+            sizes = [self.writer.integer(size) for size in step.sizes]
+            self.writer.launch(self.kernels[step.kernel], [*operands, *sizes])
+        elif isinstance(step, Call):
+            self.call(step)
+        elif isinstance(step, Copy):
+            self.writer.python(self.otherwise(step))
+        else:
+            self.free(step)
+
+    def otherwise(self, step: Step) -> PythonStep:
+        """The step in Python."""
+        tensors = list(dict.fromkeys(used_names(step)))
+        function = self.in_python(step, tensors, self.words)
+        arguments = [(ops.HANDLE, self.writer.slots[name]) for name in tensors]
+        arguments += [(ops.WORD, self.writer.named_word(name)) for name in self.words]
+        results: list[Operand] = []
+        if isinstance(step, (Alloc, View)):
+            results = [(ops.HANDLE, self.writer.slot(step.name))]
+        elif isinstance(step, Call):
+            for result in flat_results(step):
+                if isinstance(result, TensorResult):
+                    results.append((ops.HANDLE, self.writer.slot(result.name)))
+                elif isinstance(result, WordResult):
+                    results.append((ops.WORD, self.writer.named_word(result.name)))
+        return PythonStep(function, arguments, results)
+
+    def alloc(self, name: str, type: TensorType, otherwise: PythonStep) -> None:
+        writer = self.writer
+        sizes, strides = writer.integers(type.shape), writer.integers(type.stride)
+        head = [(ops.LITERAL, len(type.shape)), sizes, strides, (ops.LITERAL, shims.dtype_code(type.dtype))]
+        cpu = [(ops.LITERAL, 0), (ops.LITERAL, 0)]
+        writer.call(shims.EMPTY, [*head, *cpu, (ops.SLOT, writer.slot(name))], otherwise)
+        otherwise.behind = len(writer.code)
+
+    def view(self, step: View) -> None:
+        """What is returned is a view also for autograd, which the function in C does not make."""
+        otherwise = self.otherwise(step)
+        if step.name in self.returned:
+            self.writer.python(otherwise)
+            return
+        writer = self.writer
+        sizes, strides = writer.integers(step.type.shape), writer.integers(step.type.stride)
+        head = [(ops.HANDLE, writer.slots[step.base]), (ops.LITERAL, len(step.type.shape)), sizes, strides]
+        writer.call(shims.VIEW, [*head, writer.integer(step.offset), (ops.SLOT, writer.slot(step.name))], otherwise)
+        otherwise.behind = len(writer.code)
+
+    def call(self, step: Call) -> None:
+        """A call of a function in C where there is one, else in Python."""
+        op = overload_of(step.operator)
+        otherwise = self.otherwise(step)
+        shim = self.shim_for(step)
+        try:
+            given = None if shim is None else self.operands(op, step.arguments)
+        except _NoShim:
+            given = None
+        if shim is None or given is None:
+            self.writer.python(otherwise)
+        elif op.name() in shims.FILLING:  # type: ignore[no-untyped-call]
+            (result,) = step.results
+            assert isinstance(result, TensorResult)
+            self.alloc(result.name, result.type, otherwise)
+            self.writer.call(shim, [(ops.HANDLE, self.writer.slots[result.name]), *given], otherwise)
+            otherwise.behind = len(self.writer.code)
+        else:
+            self.giving(step, shim, given, otherwise)
+        self.words += [result.name for result in step.results if isinstance(result, WordResult)]
+
+    def giving(self, step: Call, shim: shims.Shim, given: list[Operand], otherwise: PythonStep) -> None:
+        """Calls a function that gives new tensors, and looks at them."""
+        writer, checks, unused = self.writer, [], []
+        for result in step.results:
+            if isinstance(result, TensorResult):
+                type = result.type
+                sizes, strides = writer.integers(type.shape), writer.integers(type.stride)
+                dtype = shims.dtype_code(type.dtype)
+                checks.append((writer.slot(result.name), dtype, sizes, strides, len(type.shape), otherwise))
+                given.append((ops.SLOT, writer.slot(result.name)))
+            else:
+                unused.append(writer.spare_slot())
+                given.append((ops.SLOT, unused[-1]))
+        writer.call(shim, given, otherwise)
+        for check in checks:
+            writer.check(*check)
+        otherwise.behind = len(writer.code)
+        if unused:
+            writer.free(unused)
+
+    def shim_for(self, step: Call) -> shims.Shim | None:
+        """The function in C for a call whose tensors are real numbers on the CPU and whose results are known."""
+        shim = shims.shim_of(overload_of(step.operator))
+        results = [result for result in step.results if result is not None]
+        if shim is None or not all(isinstance(result, TensorResult) for result in results):
+            return None
+        types = [result.type for result in results if isinstance(result, TensorResult)]
+        known = frozenset(self.words)
+        if not all(type.words() <= known for type in types):
+            return None
+        types += [self.types[name] for name in used_names(step)]
+        plain = all(type.device == CPU and not type.dtype.is_complex for type in types)
+        return shim if plain else None
+
+    def free(self, step: Free) -> None:
+        writer = self.writer
+        inputs = [self.inputs[name] for name in step.names if name in self.inputs]
+        slots = [writer.slots[name] for name in step.names if name not in self.inputs and name not in self.constants]
+        if slots:
+            writer.free(slots)
+        if inputs:
+            writer.free_inputs(inputs)
+
+    # ---- arguments of functions in C ---------------------------------------------------------------------------------
+
+    def operands(self, op: torch._ops.OpOverload, arguments: Sequence[Value]) -> list[Operand]:
+        parameters = signature_of(op).parameters
+        return [
+            operand
+            for parameter, value in zip(parameters, arguments, strict=True)
+            for operand in self.operand(parameter.kind, value)
+        ]
+
+    def operand(self, kind: Kind, value: Value) -> list[Operand]:
+        """The operands that stand for an argument: see `shims.parameters_of`."""
+        if kind.item is not None:
+            return self.list_operand(kind, value)
+        if value is None:
+            return [NOTHING]
+        if isinstance(value, Ref):
+            return [(ops.SLOT if kind.optional else ops.HANDLE, self.writer.slots[value.name])]
+        single = self.number(kind.base, value)
+        if not kind.optional:
+            return [single]
+        if kind.base == "str":
+            return [self.address_of(single)]
+        if single[0] == ops.WORD:
+            return [(ops.PLACE, single[1])]
+        return [self.writer.data(struct.pack("q", single[1]))]
+
+    def list_operand(self, kind: Kind, value: Value) -> list[Operand]:
+        if value is None:
+            return [NOTHING, NOTHING]
+        assert isinstance(value, tuple) and kind.item is not None
+        length: Operand = (ops.LITERAL, len(value))
+        item = kind.item
+        if item.base == "Tensor" and not item.optional:
+            slots = [self.writer.slots[ref.name] for ref in value if isinstance(ref, Ref)]
+            address = self.writer.array_of_handles(slots)
+        elif item.base == "bool" and not item.optional:
+            address = self.writer.data(struct.pack(f"{len(value)}i", *map(bool, value)))
+        elif item.base in ("int", "SymInt") and not item.optional:
+            address = self.writer.integers(tuple([part for part in value if isinstance(part, Expr)]))
+        elif not value:
+            return [NOTHING, length]
+        else:
+            raise _NoShim
+        return [self.address_of(address) if kind.optional else address, length]
+
+    def address_of(self, address: Operand) -> Operand:
+        """The address of an address."""
+        if address[0] == ops.LITERAL:
+            return self.writer.data(struct.pack("q", address[1]))
+        raise _NoShim
+
+    def number(self, base: str, value: Value) -> Operand:
+        """One value that is no tensor."""
+        if base in ("int", "SymInt") and isinstance(value, Expr):
+            return self.writer.integer(value)
+        if base == "bool":
+            return ops.LITERAL, int(bool(value))
+        if base in ("float", "number"):
+            number = value.value if isinstance(value, Expr) and value.is_const else value
+            if isinstance(number, (int, float)) and shims.is_exact(number):
+                return ops.LITERAL, shims.bits(float(number))
+        if base == "str" and isinstance(value, str):
+            return self.writer.data(value.encode())
+        if base == "ScalarType" and isinstance(value, torch.dtype):
+            return ops.LITERAL, shims.dtype_code(value)
+        raise _NoShim
+
+
+def assemble(
+    plan: Plan,
+    kernels: Sequence[int],
+    constants: Mapping[str, torch.Tensor],
+    in_python: InPython,
+    fallback: Callable[[list[object]], object],
+    offset: int,
+) -> Program:
+    """The program of a plan. `kernels`: the addresses of its kernels; `fallback` runs the plan where an input is no
+    plain tensor or no integer; `offset`: of the handle in a tensor as an object of Python's."""
+    writer = Writer()
+    inputs: list[Operand] = []
+    places: dict[str, int] = {}
+    for position, given in enumerate(plan.inputs):
+        if isinstance(given, TensorInput):
+            places[given.name] = position
+            inputs.append((ops.HANDLE, writer.slot(given.name)))
+        else:
+            inputs.append((ops.WORD, writer.named_word(given.name)))
+    for constant in plan.constants:
+        writer.slot(constant.name, id(constants[constant.name]) + offset)
+        writer.owned.append(constants[constant.name])
+    borrowed = len(writer.handles)
+    calls = [step for step in plan.steps if isinstance(step, Call)]
+    needed = [shim for step in calls if (shim := shims.shim_of(overload_of(step.operator))) is not None]
+    shims.thunks.require([shims.EMPTY, shims.VIEW, *needed])
+    returned = frozenset(result.name for result in plan.results if isinstance(result, Ref))
+    named = frozenset(constant.name for constant in plan.constants)
+    assembler = _Assembler(plan, kernels, in_python, writer, plan.types(), places, returned, named)
+    assembler.words += sorted(plan.words())
+    for step in plan.steps:
+        assembler.step(step)
+    return writer.finish(fallback, inputs, [_result(writer, value) for value in plan.results], borrowed, offset)
+
+
+def _result(writer: Writer, value: Value) -> Operand:
+    if isinstance(value, Ref):
+        return ops.HANDLE, writer.slots[value.name]
+    if isinstance(value, Expr) and not value.is_const:
+        return ops.WORD, writer.word(value)
+    found = value.value if isinstance(value, Expr) else value
+    writer.owned.append(found)
+    return ops.OBJECT, id(found)

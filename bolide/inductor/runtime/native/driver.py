@@ -1,0 +1,67 @@
+"""The native driver of a plan: one function of Python's in machine code."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+
+import torch
+
+from bolide.inductor.plan import Plan, Step
+from bolide.inductor.runtime.driver import Binding, Run, build_step
+from bolide.inductor.runtime.kernels import CompiledKernel
+from bolide.inductor.runtime.native import instructions, machine
+from bolide.inductor.runtime.native.assemble import assemble
+from bolide.support.engine import Method, load
+from bolide.support.native.translate import translate
+from bolide.support.symbols import symbol_address
+
+
+@functools.cache
+def _method() -> Method:
+    """The machine code of all native drivers, which lives as long as the process."""
+    text = translate(inspect.getsource(machine), "run", machine.EXTERNALS, {"ops": instructions})
+    return Method("run_plan", load(text, ("run",), "", ""), "run")
+
+
+@functools.cache
+def handle_offset() -> int | None:
+    """Where an object of Python's that is a tensor has the address of its TensorImpl, in bytes: that place is the
+    ``at::Tensor`` that functions in C take. None where it is not found, or torch has not the functions."""
+    if not all(symbol_address(external.symbol) for external in machine.EXTERNALS.values()):
+        return None
+    offsets: set[int] = set()
+    for example in (torch.empty(3), torch.nn.Parameter(torch.empty(2, 2)), torch.empty(2, dtype=torch.int64)[1:]):
+        words = (ctypes.c_int64 * (torch.Tensor.__basicsize__ // 8)).from_address(id(example))
+        offsets.add(next((8 * place for place, word in enumerate(words) if word == example._cdata), -1))
+    return offsets.pop() if len(offsets) == 1 and -1 not in offsets else None
+
+
+def build(plan: Plan, binding: Binding, kernels: Sequence[CompiledKernel], fallback: Run) -> Run | None:
+    """The function that runs `plan` as `fallback`, its readable driver, does; None where this build of torch does not
+    let it."""
+    offset = handle_offset()
+    if offset is None:
+        return None
+
+    def in_python(step: Step, tensors: Sequence[str], words: Sequence[str]) -> Callable[..., object]:
+        return _Late(functools.partial(build_step, plan, binding, step, tensors, tuple(words)))
+
+    addresses = [kernel.address for kernel in kernels]
+    program = assemble(plan, addresses, binding.constants, in_python, fallback, offset)
+    return _method().bind(program.address, (program, tuple(kernels)))
+
+
+class _Late:
+    """A function that is made when it is first called: most steps are never made in Python."""
+
+    def __init__(self, make: Callable[[], Callable[..., object]]) -> None:
+        self._make = make
+        self._function: Callable[..., object] | None = None
+
+    def __call__(self, *args: object) -> object:
+        if self._function is None:
+            self._function = self._make()
+        return self._function(*args)

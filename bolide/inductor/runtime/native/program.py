@@ -1,0 +1,256 @@
+"""Programs of the native driver while they are written, and in memory."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from bolide.inductor.runtime.native import instructions as ops
+from bolide.inductor.runtime.native.shims import Shim, thunks
+from bolide.symbolic import Expr
+from bolide.symbolic.expr import Atom
+
+Operand = tuple[int, int]
+"""Its kind and value."""
+NOTHING: Operand = (ops.LITERAL, 0)
+
+_KINDS = {"//": ops.DIVIDE, "%": ops.REMAINDER, "min": ops.LEAST, "max": ops.GREATEST}
+
+
+@dataclass(slots=True)
+class Program:
+    """A program in memory: `control` is its control block. What it points to is kept in `owned`."""
+
+    control: array.array[int]
+    owned: list[object]
+
+    @property
+    def address(self) -> int:
+        return self.control.buffer_info()[0]
+
+    @property
+    def runs(self) -> int:
+        """How often it has run natively."""
+        return self.control[ops.RUNS]
+
+
+@dataclass(slots=True)
+class PythonStep:
+    """A step in Python: the function, its arguments, its results; `behind`: the instruction that follows it."""
+
+    function: Callable[..., object]
+    arguments: list[Operand]
+    results: list[Operand]
+    behind: int = -1
+
+
+@dataclass(slots=True)
+class Writer:
+    """A program that is being written. Slots and words go by the names that the plan gives tensors and integers."""
+
+    code: list[int] = field(default_factory=list)
+    frame: list[int] = field(default_factory=list)  # first values
+    handles: list[int] = field(default_factory=list)  # first ones
+    slots: dict[str, int] = field(default_factory=dict)
+    words: dict[Expr, int] = field(default_factory=dict)  # their places in the frame
+    steps: list[PythonStep] = field(default_factory=list)
+    references: list[tuple[int, int]] = field(default_factory=list)  # where in the code a step's offset belongs
+    owned: list[object] = field(default_factory=list)
+    longest: int = 2
+    _arrays: dict[tuple[Expr, ...], Operand] = field(default_factory=dict)
+    _held: bool = True  # the interpreter lock
+
+    # ---- tensors and words -------------------------------------------------------------------------------------------
+
+    def slot(self, name: str, handle: int = 0) -> int:
+        """The slot of a tensor; a new one if it has none."""
+        if name not in self.slots:
+            self.slots[name] = len(self.handles)
+            self.handles.append(handle)
+        return self.slots[name]
+
+    def spare_slot(self) -> int:
+        """A slot of no name."""
+        self.handles.append(0)
+        return len(self.handles) - 1
+
+    def place(self, count: int = 1) -> int:
+        """The first of so many new words of the frame."""
+        self.frame.extend([0] * count)
+        return len(self.frame) - count
+
+    def named_word(self, name: str) -> int:
+        """The frame word of an integer of the plan; a new one if it has none."""
+        variable = Expr.var(name, None, None)
+        if variable not in self.words:
+            self.words[variable] = self.place()
+        return self.words[variable]
+
+    def word(self, expr: Expr) -> int:
+        """The frame word with the value of an expression, which is computed here if it was not before."""
+        if expr not in self.words:
+            if expr.is_const:
+                place = self.place()
+                self.frame[place] = expr.value
+            else:
+                place = self._sum(expr)
+            self.words[expr] = place
+        return self.words[expr]
+
+    def _sum(self, expr: Expr) -> int:
+        summands = []
+        for mono, coefficient in expr.terms:
+            factors = [self._atom(atom) for atom in mono]
+            factors += [self.word(Expr.const(coefficient))] if coefficient != 1 else []
+            summands.append(self._folded(ops.MULTIPLY, factors))
+        summands += [self.word(Expr.const(expr.offset))] if expr.offset else []
+        return self._folded(ops.ADD, summands)
+
+    def _atom(self, atom: Atom) -> int:
+        if atom.kind == "var":
+            return self.words[Expr.var(atom.key, None, None)]
+        return self._folded(_KINDS[atom.kind], [self.word(arg) for arg in atom.args])
+
+    def _folded(self, kind: int, places: Sequence[int]) -> int:
+        result = places[0]
+        for other in places[1:]:
+            left, result = result, self.place()
+            self.code += (kind, result, left, other)
+        return result
+
+    def integer(self, expr: Expr) -> Operand:
+        return (ops.LITERAL, expr.value) if expr.is_const else (ops.WORD, self.word(expr))
+
+    def integers(self, exprs: tuple[Expr, ...]) -> Operand:
+        """The address of an array of int64."""
+        if not exprs:
+            return NOTHING
+        if exprs not in self._arrays:
+            if all(expr.is_const for expr in exprs):
+                found = self.data(struct.pack(f"{len(exprs)}q", *[expr.value for expr in exprs]))
+            else:
+                values, zero = [self.word(expr) for expr in exprs], self.word(Expr.const(0))
+                first = self.place(len(values))
+                for place, value in enumerate(values, first):
+                    self.code += (ops.ADD, place, value, zero)
+                found = (ops.PLACE, first)
+            self._arrays[exprs] = found
+        return self._arrays[exprs]
+
+    def data(self, content: bytes) -> Operand:
+        """The address of bytes, which live as long as the program; a zero byte follows."""
+        buffer = ctypes.create_string_buffer(content)
+        self.owned.append(buffer)
+        return ops.LITERAL, ctypes.addressof(buffer)
+
+    # ---- instructions ------------------------------------------------------------------------------------------------
+
+    def natively(self) -> None:
+        """What follows does without the interpreter lock."""
+        if self._held:
+            self.code.append(ops.RELEASE)
+            self._held = False
+
+    def in_python(self) -> None:
+        """What follows needs the interpreter lock."""
+        if not self._held:
+            self.code.append(ops.ACQUIRE)
+            self._held = True
+
+    def launch(self, kernel: int, operands: Sequence[Operand]) -> None:
+        """Runs the kernel at an address."""
+        self.natively()
+        self.longest = max(self.longest, len(operands))
+        self.code += (ops.LAUNCH, kernel, len(operands), *_flat(operands))
+
+    def call(self, shim: Shim, operands: Sequence[Operand], otherwise: PythonStep) -> None:
+        """Calls a function in C; `otherwise` is done if it answers an error."""
+        assert len(operands) == len(shim.parameters), (shim, operands)
+        self.natively()
+        self.longest = max(self.longest, len(operands))
+        self.code += (ops.CALL, thunks.addresses[shim], self._reference(otherwise, 2), len(operands), *_flat(operands))
+
+    def check(self, slot: int, dtype: int, sizes: Operand, strides: Operand, dims: int, otherwise: PythonStep) -> None:
+        """`otherwise` is done if a tensor is not like this."""
+        self.natively()
+        self.code += (ops.CHECK, slot, self._reference(otherwise, 2), dtype, dims, *sizes, *strides)
+
+    def python(self, step: PythonStep) -> None:
+        """Makes a step in Python."""
+        self.in_python()
+        self.code += (ops.PYTHON, self._reference(step, 1))
+        step.behind = len(self.code)
+
+    def share(self, slot: int, other: int) -> None:
+        """A second handle, of the tensor in slot `other`."""
+        self.code += (ops.SHARE, slot, other)
+
+    def array_of_handles(self, slots: Sequence[int]) -> Operand:
+        """The address of an array of handles."""
+        first = self.place(len(slots))
+        self.code += (ops.HANDLES, first, len(slots), *slots)
+        return ops.PLACE, first
+
+    def free(self, slots: Sequence[int]) -> None:
+        """Gives up handles of the program's."""
+        self.code += (ops.FREE, len(slots), *slots)
+
+    def free_inputs(self, inputs: Sequence[int]) -> None:
+        """Gives up inputs."""
+        self.in_python()
+        self.code += (ops.FREE_INPUTS, len(inputs), *inputs)
+
+    def _reference(self, step: PythonStep, ahead: int) -> int:
+        place = next((i for i, known in enumerate(self.steps) if known is step), len(self.steps))
+        if place == len(self.steps):
+            self.steps.append(step)
+        self.references.append((len(self.code) + ahead, place))
+        return 0
+
+    # ---- the whole ---------------------------------------------------------------------------------------------------
+
+    def finish(
+        self,
+        fallback: Callable[[list[object]], object],
+        inputs: Sequence[Operand],
+        results: Sequence[Operand],
+        borrowed: int,
+        offset: int,
+    ) -> Program:
+        """The program in memory. `fallback` is what runs where an input is not what it should be; `inputs` and
+        `results` say where they are; the first slots are `borrowed`; `offset`: see `instructions.TENSOR`."""
+        self.in_python()
+        self.code += (ops.DONE, 0)
+        places = []
+        for step in self.steps:
+            self.owned.append(step.function)
+            self.code.append(offset)
+            places.append(len(self.code))
+            head = (id(step.function), step.behind, len(step.arguments), *_flat(step.arguments))
+            self.code += (*head, len(step.results), *_flat(step.results))
+        for at, place in self.references:
+            self.code[at] = places[place]
+        control = [0] * ops.CONTROL_WORDS
+        control[ops.FALLBACK] = id(fallback)
+        control[ops.INPUTS], control[ops.INPUT_TABLE] = len(inputs), self._table(_flat(inputs))
+        control[ops.SLOTS], control[ops.SLOT_TABLE] = len(self.handles), self._table(self.handles)
+        control[ops.FRAME], control[ops.FRAME_TABLE] = len(self.frame), self._table(self.frame)
+        control[ops.RESULTS], control[ops.RESULT_TABLE] = len(results), self._table(_flat(results))
+        control[ops.BORROWED], control[ops.CODE] = borrowed, self._table(self.code)
+        control[ops.TENSOR], control[ops.LONGEST] = offset, self.longest
+        control[ops.CLASSES : ops.CLASSES + 2] = [id(torch.Tensor), id(torch.nn.Parameter)]
+        return Program(array.array("q", control), [fallback, *self.owned])
+
+    def _table(self, values: Sequence[int]) -> int:
+        table = array.array("q", values)
+        self.owned.append(table)
+        return table.buffer_info()[0]
+
+
+def _flat(operands: Sequence[Operand]) -> list[int]:
+    return [part for operand in operands for part in operand]

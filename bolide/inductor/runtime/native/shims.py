@@ -1,0 +1,160 @@
+"""torch's functions in C (``aoti_torch_*``) that plans call, and the thunks through which they are called.
+
+PyTorch makes such a function of an operator's schema by rule; so `signature` does here, and a test compares it with
+torch's own header. Only operators in `SHIMS` are called so: they raise nothing that depends on data, and have kept
+their signature.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from bolide.support.engine import Library, load
+from bolide.support.symbols import symbol_address
+
+#: Operators whose function in C gives new tensors.
+GIVING = frozenset((
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+    *("aten::convolution", "aten::convolution_backward", "aten::cat", "aten::sort.stable", "aten::topk"),
+    *("aten::cumsum", "aten::cumprod", "aten::max_pool2d_with_indices", "aten::max_pool2d_with_indices_backward"),
+    *("aten::avg_pool2d", "aten::avg_pool2d_backward", "aten::_adaptive_avg_pool2d"),
+    *("aten::_adaptive_avg_pool2d_backward",),
+    *("mkldnn::_linear_pointwise", "mkldnn::_linear_pointwise.binary"),
+    *("mkldnn::_convolution_pointwise", "mkldnn::_convolution_pointwise.binary"),
+))  # fmt: skip
+#: Operators whose function in C writes to a tensor that it is given first: one with the layout that is expected.
+FILLING = frozenset(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"))
+
+#: Names that do not follow the rule.
+_NAMES = {
+    "mkldnn::_linear_pointwise": "_linear_pointwise",
+    "mkldnn::_linear_pointwise.binary": "_linear_pointwise_binary",
+    "mkldnn::_convolution_pointwise": "mkldnn__convolution_pointwise",
+    "mkldnn::_convolution_pointwise.binary": "mkldnn__convolution_pointwise_binary",
+}
+
+#: LLVM's types of what stands for a parameter of a schema. ``T?`` is the address of a T, or null; of a list there are
+#: two parameters, the address and the length.
+_TYPES = {
+    "Tensor": "ptr",
+    "int": "i64",
+    "SymInt": "i64",
+    "float": "double",
+    "number": "double",
+    "Scalar": "double",
+    "bool": "i32",
+    "str": "ptr",
+    "ScalarType": "i32",
+}
+
+
+class Shim(NamedTuple):
+    """A function in C that answers 0, or an error. The `parameters` are LLVM's types."""
+
+    symbol: str
+    parameters: tuple[str, ...]
+
+
+EMPTY = Shim("aoti_torch_empty_strided", ("i64", "ptr", "ptr", "i32", "i32", "i32", "ptr"))
+"""dims, sizes, strides, dtype, device type, device index, where the handle goes."""
+VIEW = Shim("aoti_torch__reinterpret_tensor", ("ptr", "i64", "ptr", "ptr", "i64", "ptr"))
+"""tensor, dims, sizes, strides, elements to add to its offset, where the handle goes."""
+
+
+def parameters_of(kind: str) -> tuple[str, ...]:
+    """LLVM's types of what stands for a parameter of this type in a schema."""
+    if kind.endswith(("]", "]?")):
+        return ("ptr", "i64")
+    return ("ptr",) if kind.endswith("?") else (_TYPES[kind],)
+
+
+@functools.cache
+def shim_of(operator: torch._ops.OpOverload) -> Shim | None:
+    """The function in C for an operator on the CPU; None where there is none."""
+    name = operator.name()  # type: ignore[no-untyped-call]
+    if name not in GIVING and name not in FILLING:
+        return None
+    suffix = "_out" if name in FILLING else ""
+    symbol = f"aoti_torch_cpu_{_NAMES.get(name, name.partition('::')[2].replace('.', '_'))}{suffix}"
+    if symbol_address(symbol) is None:
+        return None
+    given = [kind for argument in operator._schema.arguments for kind in parameters_of(type_text(argument.type))]
+    made = ["ptr"] * len(operator._schema.returns)
+    return Shim(symbol, (*made, *given) if name in FILLING else (*given, *made))
+
+
+def type_text(kind: object) -> str:
+    """A type of a schema, as schemas write it: ``Optional[List[int]]`` is ``int[]?``."""
+    text = str(kind)
+    for opening, closing in (("Optional[", "?"), ("List[", "[]")):
+        if text.startswith(opening):
+            return type_text(text[len(opening) : -1]) + closing
+    return {"Scalar": "number"}.get(text, text)
+
+
+class Thunks:
+    """Functions ``int64_t (const int64_t *words)`` that call shims with these words. One is made for each shim of a
+    process, and lives as long."""
+
+    def __init__(self) -> None:
+        self.addresses: dict[Shim, int] = {}
+        self.libraries: list[Library] = []
+
+    def require(self, shims: Sequence[Shim]) -> None:
+        """Makes those that are missing."""
+        missing = [shim for shim in dict.fromkeys(shims) if shim not in self.addresses]
+        if missing:
+            names = [f"thunk_{shim.symbol}" for shim in missing]
+            library = load("\n\n".join(map(thunk_text, missing)), names, "", "")
+            self.libraries.append(library)
+            self.addresses.update({shim: library.addresses[name] for shim, name in zip(missing, names)})
+
+
+thunks = Thunks()
+
+
+def thunk_text(shim: Shim) -> str:
+    """The thunk of a shim in LLVM's language."""
+    lines = []
+    for place, kind in enumerate(shim.parameters):
+        whole = "i64" if kind == "i32" else kind
+        lines.append(f"  %at{place} = getelementptr i64, ptr %words, i64 {place}")
+        lines.append(f"  %word{place} = load {whole}, ptr %at{place}")
+        if kind == "i32":
+            lines.append(f"  %short{place} = trunc i64 %word{place} to i32")
+    names = [f"{kind} %{'short' if kind == 'i32' else 'word'}{place}" for place, kind in enumerate(shim.parameters)]
+    body = "\n".join(lines)
+    return f"""declare i32 @{shim.symbol}({", ".join(shim.parameters)})
+
+define i64 @thunk_{shim.symbol}(ptr %words) {{
+{body}
+  %error = call i32 @{shim.symbol}({", ".join(names)})
+  %answer = zext i32 %error to i64
+  ret i64 %answer
+}}"""
+
+
+@functools.cache
+def dtype_code(dtype: torch.dtype) -> int:
+    """torch's number of a dtype, as its functions in C take it."""
+    address = symbol_address(f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")
+    if address is None:
+        raise LookupError(f"torch's functions in C know no {dtype}")
+    return int(ctypes.CFUNCTYPE(ctypes.c_int32)(address)())
+
+
+def bits(value: float) -> int:
+    """A float64 as a word."""
+    return int(struct.unpack("q", struct.pack("d", value))[0])
+
+
+def is_exact(value: float) -> bool:
+    """Whether a number is the same as float64."""
+    return isinstance(value, float) or abs(value) < 1 << 53

@@ -1,0 +1,1 @@
+"""Machine code of small functions that are written in a subset of Python."""

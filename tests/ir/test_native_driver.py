@@ -1,0 +1,266 @@
+"""The native driver: programs of words, functions in C, and plans that run as the readable driver runs them."""
+
+from __future__ import annotations
+
+import gc
+import random
+import re
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bolide
+from bolide.inductor.config import config
+from bolide.inductor.runtime.native import driver, shims
+from bolide.inductor.runtime.native import instructions as ops
+from bolide.inductor.runtime.native.assemble import assemble
+from bolide.inductor.runtime.native.driver import _method, handle_offset
+from bolide.inductor.runtime.native.program import Operand, Program, Writer
+from bolide.symbolic import Expr
+
+HEADERS = ("generated/c_shim_cpu.h", "c/shim_cpu.h", "c/shim.h")
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Program]]:
+    """Graphs have a native driver from their second call: the programs that are made."""
+    made: list[Program] = []
+
+    def noting(*args: Any) -> Program:
+        made.append(assemble(*args))
+        return made[-1]
+
+    monkeypatch.setattr(driver, "assemble", noting)
+    bolide.reset()
+    with config.patch(native_after=2):
+        yield made
+    bolide.reset()
+
+
+# ---- functions in C --------------------------------------------------------------------------------------------------
+
+
+def declared() -> dict[str, tuple[str, ...]]:
+    """The functions in torch's headers, with LLVM's types of their parameters."""
+    folder = Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_torch"
+    found = {}
+    for header in HEADERS:
+        for name, parameters in re.findall(r"AOTITorchError\s+(\w+)\(([^)]*)\)", (folder / header).read_text()):
+            texts = [re.sub(r"//.*", "", text) for text in parameters.split(",")]
+            found[name] = tuple(_llvm(" ".join(text.split())) for text in texts if text.strip())
+    return found
+
+
+def _llvm(parameter: str) -> str:
+    if "*" in parameter or parameter.startswith("AtenTensorHandle"):
+        return "ptr"
+    return {"int64_t": "i64", "int32_t": "i32", "double": "double"}.get(parameter.split()[0], "other")
+
+
+def test_functions_in_c_have_the_parameters_of_torchs_headers() -> None:
+    known = declared()
+    assert known[shims.EMPTY.symbol] == shims.EMPTY.parameters
+    assert known[shims.VIEW.symbol] == shims.VIEW.parameters
+    for name in sorted(shims.GIVING | shims.FILLING):
+        namespace, _, rest = name.partition("::")
+        base, _, overload = rest.partition(".")
+        op = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+        shim = shims.shim_of(op)
+        assert shim is not None, name
+        assert known[shim.symbol] == shim.parameters, name
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def random_expr(rng: random.Random, depth: int) -> Expr:
+    if depth == 0 or rng.random() < 0.2:
+        return rng.choice([Expr.var("s0", None, None), Expr.var("s1", None, None), Expr.const(rng.randint(-9, 9))])
+    left, right = random_expr(rng, depth - 1), random_expr(rng, depth - 1)
+    kind = rng.choice("+*-/%<>")
+    if kind == "+":
+        return left + right
+    if kind == "*":
+        return left * right
+    if kind == "-":
+        return left - right
+    if kind == "<":
+        return Expr.min(left, right)
+    if kind == ">":
+        return Expr.max(left, right)
+    divisor = rng.choice([Expr.const(rng.choice([-7, -2, 3, 5])), Expr.var("s1", None, None) * 2 + 1])
+    return left // divisor if kind == "/" else left % divisor
+
+
+def test_words_are_computed_as_expressions_are() -> None:
+    rng = random.Random(int(torch.randint(1 << 30, ())))
+    offset = handle_offset()
+    assert offset is not None
+    for _ in range(60):
+        exprs = [random_expr(rng, 4) for _ in range(5)]
+        writer = Writer()
+        inputs: list[Operand] = [(ops.WORD, writer.named_word("s0")), (ops.WORD, writer.named_word("s1"))]
+        results = [(ops.WORD, writer.word(expr)) for expr in exprs]
+        program = writer.finish(lambda values: None, inputs, results, 0, offset)
+        run = _method().bind(program.address, program)
+        for _ in range(5):
+            values = {"s0": rng.randint(-50, 50), "s1": rng.randint(-50, 50)}
+            assert run(list(values.values())) == tuple(expr.evaluate(values) for expr in exprs), exprs
+        assert program.runs == 5
+
+
+# ---- whole plans -----------------------------------------------------------------------------------------------------
+
+
+def pointwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x.exp() * 0.5 + 1).relu()
+
+
+def products(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = torch.nn.functional.gelu(x @ w)
+    return y, torch.addmm(y.sum(0), x, w, beta=0.5, alpha=2.0), torch.bmm(x[None], w[None]).sum(-1)
+
+
+def calls_in_python(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = torch.linalg.qr(x @ w)[1]
+    return y.abs() + 1, torch.sort(x.sum(-1))[0], torch.fft.rfft(x.sum(0)).real
+
+
+def lists(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    values, positions = torch.topk(x, 2, -1)
+    return torch.cumsum(torch.cat([x @ w, (x * 2) @ w], 1), 1), values, positions, x.new_zeros(0, 3)
+
+
+def written(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x.sin() @ w
+    x.mul_(2)
+    return y
+
+
+@pytest.mark.parametrize("function", [pointwise, products, calls_in_python, lists, written])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_are_eagers(function: Callable[..., Any], dynamic: bool, programs: list[Program]) -> None:
+    compiled = bolide.compile(function, dynamic=dynamic)
+    sizes = ((6, 5, 4), (7, 5, 9), (3, 5, 4), (9, 5, 8)) if dynamic else ((6, 5, 4),)
+    for rows, inner, columns in sizes * 3:
+        x, w = torch.randn(rows, inner), torch.randn(inner, columns)
+        mine, eagers = x.clone(), x.clone()
+        torch.testing.assert_close(compiled(mine, w), function(eagers, w), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(mine, eagers)
+    assert sum(program.runs for program in programs) > len(sizes)
+
+
+class Network(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.linear = torch.nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.max_pool2d(self.norm(self.convolution(x)).relu(), 2)
+        return self.linear(y.mean((2, 3)))
+
+
+def test_training_is_eagers(programs: list[Program]) -> None:
+    eager, mine = Network(), Network()
+    mine.load_state_dict(eager.state_dict())
+    compiled = bolide.compile(mine)
+    for _ in range(5):
+        x = torch.randn(4, 3, 8, 8)
+        for model, call in ((eager, eager), (mine, compiled)):
+            model.zero_grad()
+            call(x).square().sum().backward()
+        for one, other in zip(eager.parameters(), mine.parameters()):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
+    assert [program.runs for program in programs] == [4, 4]
+
+
+def test_inputs_of_other_classes_take_the_readable_driver() -> None:
+    class Labelled(torch.Tensor):
+        pass
+
+    compiled = bolide.compile(lambda x: x * 2 + 1, backend="inductor")
+    for _ in range(4):
+        x = torch.randn(5).as_subclass(Labelled)
+        assert torch.equal(compiled(x).as_subclass(torch.Tensor), (x * 2 + 1).as_subclass(torch.Tensor))
+
+
+def test_errors_of_calls_are_those_of_the_operation() -> None:
+    compiled = bolide.compile(lambda x: torch.linalg.cholesky(x) + 1)
+    good = torch.eye(3)
+    for _ in range(4):
+        assert torch.equal(compiled(good), torch.linalg.cholesky(good) + 1)
+    with pytest.raises(torch.linalg.LinAlgError):
+        compiled(-good)
+    assert torch.equal(compiled(good), torch.linalg.cholesky(good) + 1)
+
+
+def test_nothing_is_kept_and_nothing_is_lost(programs: list[Program]) -> None:
+    compiled = bolide.compile(lambda x, w: torch.cat([x @ w, x @ w + 1]).relu())
+    w = torch.randn(5, 5)
+    for _ in range(4):
+        compiled(torch.randn(4, 5), w)
+    x = torch.randn(4, 5)
+    references, died = sys.getrefcount(w), weakref.ref(x)
+    result = compiled(x, w)
+    expected = torch.cat([x @ w, x @ w + 1]).relu()
+    del x
+    gc.collect()
+    assert died() is None and sys.getrefcount(w) == references
+    torch.testing.assert_close(result, expected)
+    gone = weakref.ref(result)
+    del result
+    assert gone() is None and programs[0].runs == 4
+
+
+def test_other_threads_run_meanwhile() -> None:
+    """The interpreter lock is released while a graph runs."""
+    compiled = bolide.compile(lambda x: (x @ x).relu() @ x)
+    x = torch.randn(700, 700)
+    for _ in range(3):
+        compiled(x)
+    done = threading.Event()
+    seen = 0
+
+    def count() -> None:
+        nonlocal seen
+        while not done.is_set():
+            seen += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    for _ in range(5):
+        compiled(x)
+    done.set()
+    thread.join()
+    assert seen > 5
+
+
+def test_threads_share_a_program() -> None:
+    compiled = bolide.compile(lambda x, w: (x @ w).relu().sum(-1))
+    w = torch.randn(30, 20)
+    for _ in range(3):
+        compiled(torch.randn(8, 30), w)
+    faults: list[str] = []
+
+    def work() -> None:
+        for _ in range(200):
+            x = torch.randn(8, 30)
+            if not torch.allclose(compiled(x, w), (x @ w).relu().sum(-1), atol=1e-4):
+                faults.append("differs")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
