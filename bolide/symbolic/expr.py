@@ -226,7 +226,7 @@ class Expr:
     __str__ = __repr__ = text
 
     def __reduce__(self) -> tuple[Callable[..., Expr], tuple[Any, ...]]:
-        return (_rebuild, (tuple((tuple(_pack(atom) for atom in mono), c) for mono, c in self.terms), self.offset))
+        return (rebuild, (tuple((tuple(pack_atom(atom) for atom in mono), c) for mono, c in self.terms), self.offset))
 
     def __deepcopy__(self, memo: object) -> Expr:
         return self
@@ -753,13 +753,15 @@ def _divided(a: Expr, factor: int) -> Expr:
 # ---- pickling -----------------------------------------------------------------------------------------------------
 
 
-def _pack(atom: Atom) -> tuple[Any, ...]:
+def pack_atom(atom: Atom) -> tuple[Any, ...]:
+    """An atom as its kind and what it is made of: name and bounds of a variable, or two operands."""
     if atom.kind == "var":
         return ("var", atom.key, atom.lo, atom.hi_expr if atom.hi_expr is not None else atom.hi)
     return (atom.kind, *atom.args)
 
 
-def _rebuild(terms: Iterable[tuple[Iterable[tuple[Any, ...]], int]], offset: int) -> Expr:
+def rebuild(terms: Iterable[tuple[Iterable[tuple[Any, ...]], int]], offset: int) -> Expr:
+    """The expression with these terms, of packed atoms and coefficients."""
     result = Expr.const(offset)
     for packed, c in terms:
         term = Expr.const(c)

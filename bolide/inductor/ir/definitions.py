@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.fx
 
 from bolide.inductor.ir.loops import CPU, Node, ReduceOp
 from bolide.symbolic import Expr, contiguous_strides
@@ -77,6 +76,14 @@ def volume(extents: Iterable[Expr]) -> Expr:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What a definition comes from: the name of the graph's node and, of calls, the line of the program."""
+
+    name: str
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Input:
     """A graph input (placeholder or constant)."""
 
@@ -106,8 +113,8 @@ class Computed:
     reduce_axes: tuple[tuple[str, Expr], ...] = ()
     position: Node | None = None
     layout: Layout | None = None
-    origin: torch.fx.Node | None = None
-    absorbed: tuple[torch.fx.Node, ...] = ()  # whose work was substituted into this definition
+    origin: Origin | None = None
+    absorbed: tuple[Origin, ...] = ()  # whose work was substituted into this definition
     device: torch.device = CPU
     operands: ClassVar[tuple[Node, ...]] = ()
 
@@ -136,8 +143,8 @@ class Scatter:
     value: Node
     mode: Literal["set", "add"] = "set"
     layout: Layout | None = None
-    origin: torch.fx.Node | None = None
-    absorbed: tuple[torch.fx.Node, ...] = ()
+    origin: Origin | None = None
+    absorbed: tuple[Origin, ...] = ()
     device: torch.device = CPU
     position: ClassVar[None] = None
 
@@ -173,7 +180,7 @@ class Extern:
     dtypes: tuple[torch.dtype, ...]
     shapes: tuple[tuple[Expr, ...], ...]
     layouts: tuple[Layout, ...]
-    origin: torch.fx.Node | None = None
+    origin: Origin | None = None
     binds: bool = False
     device: torch.device = CPU
 

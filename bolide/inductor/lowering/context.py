@@ -18,6 +18,7 @@ from bolide.inductor.ir.definitions import (
     Extern,
     Input,
     Layout,
+    Origin,
     Program,
     Scatter,
     View,
@@ -117,6 +118,17 @@ class Lowering:
         """Where the node's (first) result is."""
         return _device_of(self.node.meta.get("val"))
 
+    @property
+    def origin(self) -> Origin:
+        """What is noted as the origin of a definition."""
+        return Origin(self.node.name)
+
+    @property
+    def origin_of_call(self) -> Origin:
+        """The same with the line of the program."""
+        where = self.node.meta.get("where")
+        return Origin(self.node.name, "" if where is None else str(where))
+
     # ---- making definitions -----------------------------------------------------------------------------------------
 
     def name(self, hint: str = "") -> str:
@@ -161,7 +173,7 @@ class Lowering:
         names, coords = self.axes(shape)
         value = sc.cast(body(coords), dtype)
         place = device or self.device
-        defined = Computed(self.name(hint), dtype, shape, names, value, layout=layout, origin=self.node, device=place)
+        defined = Computed(self.name(hint), dtype, shape, names, value, layout=layout, origin=self.origin, device=place)
         result = self._add(defined)
         if value.op in ("index", "const"):
             return replace(result, formula=IndexFormula(names, value))
@@ -186,7 +198,7 @@ class Lowering:
         ranges = tuple((name, size) for name, size in zip(reduce_names, reduce_shape) if size is not ONE)
         value = body(coords, reduce_coords)
         place = position(reduce_coords) if position else None
-        made: dict[str, Any] = {"origin": self.node, "device": self.device}
+        made: dict[str, Any] = {"origin": self.origin, "device": self.device}
         if ranges:
             return self._add(Computed(self.name(hint), dtype, shape, names, value, op, ranges, place, **made))
         return self._add(Computed(self.name(hint), dtype, shape, names, sc.cast(place or value, dtype), **made))
@@ -215,7 +227,7 @@ class Lowering:
                 operands,
                 sc.cast(value(axes), base.dtype),
                 mode,
-                origin=self.node,
+                origin=self.origin,
                 device=self.devices[whole.buffer],
             )
         )
@@ -285,7 +297,7 @@ class Lowering:
     def effect(self, op: torch._ops.OpOverload, *args: object) -> None:
         """A call without results, there for the error it may raise."""
         given = tuple(self.as_view(arg) if isinstance(arg, TensorValue) else arg for arg in args)
-        self.definitions.append(Extern((), op, given, {}, (), (), (), origin=self.node))
+        self.definitions.append(Extern((), op, given, {}, (), (), (), origin=self.origin_of_call))
 
     def _argument(self, node: torch.fx.Node, any_layout: bool) -> object:
         """What a call is given for `node`: a tensor with the strides that eager's has, unless it takes `any_layout`."""
@@ -300,7 +312,9 @@ class Lowering:
         assert isinstance(node.target, torch._ops.OpOverload)
         args = _given(node.args, lambda source: self._argument(source, any_layout=True))
         scalar = ((torch.int64,), ((),), (_AT_START,))
-        self.definitions.append(Extern((size.text(),), node.target, args, {}, *scalar, origin=node, binds=True))
+        self.definitions.append(
+            Extern((size.text(),), node.target, args, {}, *scalar, origin=self.origin_of_call, binds=True)
+        )
         return size
 
     def extern(self) -> object:
@@ -317,7 +331,9 @@ class Lowering:
         layouts = tuple(_AT_START if item is None else Layout(self.sizes(item.stride), ZERO) for item in metas)
         dtypes = tuple(torch.int64 if item is None else item.dtype for item in metas)
         device = self.device
-        call = Extern(names, node.target, args, kwargs, dtypes, shapes, layouts, origin=node, device=device)
+        call = Extern(
+            names, node.target, args, kwargs, dtypes, shapes, layouts, origin=self.origin_of_call, device=device
+        )
         self.definitions.append(call)
         results = tuple(
             None if name is None else self.known(name, dtype, shape, layout, device)

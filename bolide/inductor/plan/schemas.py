@@ -170,7 +170,7 @@ def _number(base: str, value: complex | Expr) -> Value:
         return _NUMBERED[base][value]
     if isinstance(value, Expr):
         return float(value.value) if base == "float" and value.is_const else value
-    if base == "bool" or (isinstance(value, bool) and base in ("number", "Any")):
+    if base == "bool" or (isinstance(value, bool) and base in ("number", "Any", "Tensor")):
         return bool(value)
     if isinstance(value, int):  # a bool, too
         return float(value) if base == "float" else Expr.const(int(value))
@@ -198,7 +198,7 @@ def fault_of(kind: Kind, value: Value) -> str | None:
 
 
 _ALLOWED: dict[str, tuple[type, ...]] = {
-    "Tensor": (Ref,),
+    "Tensor": (Ref, Expr, bool, float, complex),  # a number stands for a tensor that no type is promoted to
     "int": (Expr,),
     "SymInt": (Expr,),
     "float": (float, Expr),

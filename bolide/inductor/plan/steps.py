@@ -207,6 +207,13 @@ def refs_in(value: Value) -> list[str]:
     return [value.name] if isinstance(value, Ref) else []
 
 
+def words_in(value: Value) -> list[Expr]:
+    """The integers anywhere in a value."""
+    if isinstance(value, tuple):
+        return [expr for item in value for expr in words_in(item)]
+    return [value] if isinstance(value, Expr) else []
+
+
 def used_names(step: Step) -> list[str]:
     """The tensors a step reads, writes or looks at (a Free uses nothing; results of a step are not among them)."""
     if isinstance(step, (View, Reuse)):

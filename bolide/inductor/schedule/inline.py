@@ -8,7 +8,17 @@ from dataclasses import replace
 
 import torch
 
-from bolide.inductor.ir.definitions import Computed, Definition, Element, Extern, Program, Scatter, WriteBack, volume
+from bolide.inductor.ir.definitions import (
+    Computed,
+    Definition,
+    Element,
+    Extern,
+    Origin,
+    Program,
+    Scatter,
+    WriteBack,
+    volume,
+)
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.ir.scalar_ops import SCALAR_OPS
 from bolide.inductor.ir.walks import (
@@ -145,7 +155,7 @@ def _with_inlined(definition: Computed | Scatter, inlined: dict[str, Computed], 
     return with_roots(definition, rewriter(rule), absorbed=_absorbed(definition, used))
 
 
-def _absorbed(definition: Computed | Scatter, used: Iterable[Computed]) -> tuple[torch.fx.Node, ...]:
+def _absorbed(definition: Computed | Scatter, used: Iterable[Computed]) -> tuple[Origin, ...]:
     nodes = [node for producer in used for node in (*producer.absorbed, producer.origin) if node is not None]
     return tuple(dict.fromkeys([*definition.absorbed, *nodes]))
 

@@ -72,8 +72,7 @@ class StepWriter:
         """Runs a library call."""
         args, kwargs = map_leaves((extern.args, extern.kwargs), (definitions.View, Expr), self._argument)
         arguments = arguments_of(extern.op, args, kwargs, self._keep)
-        frame = extern.origin and extern.origin.meta.get("where")
-        where = "" if frame is None else str(frame)
+        where = extern.origin.where if extern.origin else ""
         self.steps.append(Call(operator_of(extern.op), arguments, self._results(extern), where))
         self._tensors.update(defined_names(self.steps[-1]))
 

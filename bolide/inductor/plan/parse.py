@@ -1,0 +1,245 @@
+"""From the text of a plan to the plan."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from bolide.inductor.ir.loops import CPU, Kernel
+from bolide.inductor.ir.printer import dtype_text
+from bolide.inductor.plan.plan import Plan
+from bolide.inductor.plan.schemas import BadArgument, arguments_of, overload_of
+from bolide.inductor.plan.steps import (
+    Alloc,
+    Call,
+    Copy,
+    Foreign,
+    Free,
+    Input,
+    Launch,
+    Operator,
+    Ref,
+    Result,
+    Reuse,
+    Step,
+    TensorInput,
+    TensorResult,
+    TensorType,
+    Value,
+    View,
+    WordInput,
+    WordResult,
+)
+from bolide.symbolic import Expr
+
+DTYPES = {dtype_text(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+"""By the short names of the text: torch has some under two names."""
+
+_NAME = r"[A-Za-z_]\w*"
+
+
+class BadText(ValueError):
+    """A text that is no plan."""
+
+
+def parse(text: str, kernels: Sequence[Kernel]) -> Plan:
+    """The plan whose `text()` this is. `kernels`: those that it launches, which the text only names.
+
+    Raises BadText, with the line at fault."""
+    lines = text.splitlines()
+    reader = _Reader({kernel.name: place for place, kernel in enumerate(kernels)})
+    inputs: tuple[Input, ...] = ()
+    constants: list[TensorInput] = []
+    steps: list[Step] = []
+    results: tuple[Value, ...] | None = None
+    for number, line in enumerate(lines):
+        try:
+            if number == 0:
+                inputs = reader.given(_matched(r"plan\((.*)\)", line)[1])
+            elif line.startswith("  constant "):
+                constants += [
+                    given for given in reader.given(line[len("  constant ") :]) if isinstance(given, TensorInput)
+                ]
+            elif line.startswith("  return"):
+                results = reader.values(line[len("  return") :])
+            else:
+                steps.append(reader.step(line.strip()))
+        except (BadText, BadArgument, LookupError, SyntaxError, AttributeError, ValueError) as fault:
+            raise BadText(f"line {number + 1}: {line}\n{fault}") from None
+    if results is None:
+        raise BadText("a plan ends with what it returns")
+    return Plan(inputs, tuple(constants), tuple(kernels), tuple(steps), results)
+
+
+class _Reader:
+    """Reads lines in order; `words` are the integers among the names so far."""
+
+    def __init__(self, kernels: Mapping[str, int]) -> None:
+        self.kernels = kernels
+        self.words: set[str] = set()
+
+    def given(self, text: str) -> tuple[Input, ...]:
+        """Inputs or constants."""
+        found = self.named(text)
+        return tuple([WordInput(name) if kind is None else TensorInput(name, kind) for name, kind in found])
+
+    def named(self, text: str) -> list[tuple[str, TensorType | None]]:
+        """Names with their types; None of a word."""
+        found: list[tuple[str, TensorType | None]] = []
+        for part in _parts(text):
+            name, _, kind = part.partition(": ")
+            if kind == "word":
+                self.words.add(name)
+            found.append((name, None if kind == "word" else self.type(kind)))
+        return found
+
+    def type(self, text: str) -> TensorType:
+        """A type."""
+        match = _matched(r"(\w+)\[(.*)\] @\((.*)\)(?: on (\S+))?", text)
+        dtype, shape, stride, device = match.groups()
+        place = CPU if device is None else torch.device(device)
+        return TensorType(DTYPES[dtype], place, self.exprs(shape), self.exprs(stride))
+
+    def exprs(self, text: str) -> tuple[Expr, ...]:
+        """Integers between commas."""
+        return tuple([_expr(part) for part in _tree(f"[{text}]").elts])  # type: ignore[attr-defined]
+
+    def values(self, text: str) -> tuple[Value, ...]:
+        """Values between commas."""
+        return tuple([self.value(part) for part in _tree(f"[{text.strip()}]").elts])  # type: ignore[attr-defined]
+
+    def value(self, node: ast.expr) -> Value:
+        """A value as `value_text` writes it."""
+        if isinstance(node, (ast.List, ast.Tuple)):
+            return tuple([self.value(item) for item in node.elts])
+        if isinstance(node, ast.Name) and node.id not in self.words:
+            return Ref(node.id)
+        if isinstance(node, ast.Constant) and type(node.value) is not int:
+            return node.value  # type: ignore[return-value]
+        if isinstance(node, ast.Attribute):
+            return getattr(torch, node.attr)  # type: ignore[no-any-return]
+        if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant) and _is_float(node.operand):
+            return -node.operand.value  # type: ignore[operator, return-value, unused-ignore]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _CALLS:
+            return _CALLS[node.func.id](*[_number(self.value(argument)) for argument in node.args])
+        return _expr(node)
+
+    def step(self, line: str) -> Step:
+        """One step."""
+        word, _, rest = line.partition(" ")
+        if word == "launch":
+            return self.launch(rest)
+        if word == "copy":
+            target, _, source = rest.partition(" <- ")
+            return Copy(target, source)
+        if word == "free":
+            return Free(tuple(rest.split(", ")))
+        match = re.fullmatch(rf"({_NAME}) = reuse ({_NAME})", line)
+        if match is not None:
+            return Reuse(match[1], match[2])
+        match = re.fullmatch(rf"({_NAME}): (.*) = alloc", line)
+        if match is not None:
+            return Alloc(match[1], self.type(match[2]))
+        match = re.fullmatch(rf"({_NAME}): (.*) = view ({_NAME}) from (.*)", line)
+        if match is not None:
+            return View(match[1], match[3], self.type(match[2]), _expr(_tree(match[4])))
+        return self.call(line)
+
+    def launch(self, text: str) -> Launch:
+        """``kernel(names) sizes …``"""
+        match = _matched(rf"({_NAME})\((.*?)\)(?: sizes (.*))?", text)
+        arguments = tuple(match[2].split(", ")) if match[2] else ()
+        return Launch(self.kernels[match[1]], arguments, self.exprs(match[3] or ""))
+
+    def call(self, line: str) -> Call:
+        """``results = operator(arguments)  # where``"""
+        match = _matched(r"(?:(.*?) = )?([\w.]+?)\.(\w+)\.(\w+)(\(.*?\))(?:  # (.*))?", line)
+        results, namespace, name, overload, arguments, where = match.groups()
+        operator = Operator(f"{namespace}::{name}", "" if overload == "default" else overload)
+        tree = _tree(f"f{arguments}")
+        assert isinstance(tree, ast.Call)
+        given = [self.value(argument) for argument in tree.args]
+        named = {str(argument.arg): self.value(argument.value) for argument in tree.keywords}
+        values = arguments_of(overload_of(operator), given, named, _refuse)
+        made = tuple([self.result(part) for part in _parts(results or "")])
+        return Call(operator, values, made, where or "")
+
+    def result(self, text: str) -> Result:
+        """One result of a call."""
+        if text.startswith("["):
+            return tuple([self.result(part) for part in _parts(text[1:-1])])  # type: ignore[misc]
+        if text == "_":
+            return None
+        (given,) = self.given(text)
+        return TensorResult(given.name, given.type) if isinstance(given, TensorInput) else WordResult(given.name)
+
+
+_CALLS: dict[str, Callable[..., Value]] = {
+    "foreign": Foreign,
+    "device": torch.device,
+    "float": float,
+    "complex": complex,
+}
+
+
+def _number(value: Value) -> object:
+    return value.value if isinstance(value, Expr) else value
+
+
+def _is_float(node: ast.Constant) -> bool:
+    return isinstance(node.value, float)
+
+
+def _refuse(value: object) -> Foreign:
+    raise BadText(f"{value!r} is no argument")
+
+
+def _matched(pattern: str, text: str) -> re.Match[str]:
+    match = re.fullmatch(pattern, text)
+    if match is None:
+        raise BadText("this is no line of a plan")
+    return match
+
+
+def _tree(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+_OPERATIONS: dict[type, Callable[[Expr, Expr], Expr]] = {
+    ast.Add: Expr.__add__,
+    ast.Sub: Expr.__sub__,
+    ast.Mult: Expr.__mul__,
+    ast.FloorDiv: Expr.__floordiv__,
+    ast.Mod: Expr.__mod__,
+}
+
+
+def _expr(node: ast.expr) -> Expr:
+    """An integer as `Expr.text` writes it."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return Expr.const(node.value)
+    if isinstance(node, ast.Name):
+        return Expr.var(node.id, None, None)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_expr(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_expr(node.left), _expr(node.right))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
+        return functools.reduce(getattr(Expr, node.func.id), map(_expr, node.args))
+    raise BadText(f"{ast.unparse(node)} is no integer")
+
+
+def _parts(text: str) -> Iterator[str]:
+    """What stands between the commas that are in no brackets."""
+    depth, start = 0, 0
+    for place, sign in enumerate(text):
+        depth += (sign in "([") - (sign in ")]")
+        if sign == "," and depth == 0:
+            yield text[start:place].strip()
+            start = place + 1
+    if text[start:].strip():
+        yield text[start:].strip()

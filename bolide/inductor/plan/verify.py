@@ -1,0 +1,215 @@
+"""The check that a plan is well formed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.plan.plan import Plan, step_text
+from bolide.inductor.plan.schemas import Kind, fault_of, overload_of, signature_of
+from bolide.inductor.plan.steps import (
+    Alloc,
+    Call,
+    Copy,
+    Free,
+    Launch,
+    Result,
+    Reuse,
+    Step,
+    TensorInput,
+    TensorResult,
+    TensorType,
+    View,
+    WordResult,
+    flat_results,
+    of_words,
+    refs_in,
+    used_names,
+    words_in,
+)
+from bolide.symbolic import Expr
+
+
+class InvalidPlan(ValueError):
+    """A plan that breaks a rule. The message shows the step and those before it."""
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known before a step: tensors by name (None: freed), and the words that have a value."""
+
+    plan: Plan
+    inputs: set[str]
+    tensors: dict[str, TensorType | None] = field(default_factory=dict)
+    words: set[str] = field(default_factory=set)
+
+    def tensor(self, name: str) -> TensorType:
+        """The type of a tensor in scope."""
+        if name not in self.tensors:
+            raise InvalidPlan(f"there is no tensor {name}")
+        found = self.tensors[name]
+        if found is None:
+            raise InvalidPlan(f"{name} is used after it was freed")
+        return found
+
+    def need(self, exprs: Iterable[Expr]) -> None:
+        """All words in these have a value."""
+        for expr in exprs:
+            missing = expr.free_vars - self.words
+            if missing:
+                raise InvalidPlan(f"{expr}: {sorted(missing)[0]} has no value yet")
+            if expr is not of_words(expr):
+                raise InvalidPlan(f"{expr} is no expression over words: it assumes bounds")
+
+    def define(self, name: str, kind: TensorType) -> None:
+        """A new tensor."""
+        if name in self.tensors or name in self.words:
+            raise InvalidPlan(f"{name} is defined twice")
+        if len(kind.shape) != len(kind.stride):
+            raise InvalidPlan(f"{name} has {len(kind.shape)} sizes and {len(kind.stride)} strides")
+        self.tensors[name] = kind
+
+    def bind(self, name: str) -> None:
+        """A new word."""
+        if name in self.tensors or name in self.words:
+            raise InvalidPlan(f"{name} is defined twice")
+        self.words.add(name)
+
+
+def verify(plan: Plan) -> None:
+    """Raises InvalidPlan unless every name is defined once, before it is used and not freed before; words have a value
+    where they are used; arguments of kernels have their dtype, device and size; and calls are as the schema of their
+    operator says."""
+    given = {tensor.name for tensor in plan.inputs if isinstance(tensor, TensorInput)}
+    state = _State(plan, given, words=plan.words())
+    for tensor in (*plan.inputs, *plan.constants):
+        if isinstance(tensor, TensorInput):
+            state.define(tensor.name, tensor.type)
+            state.need((*tensor.type.shape, *tensor.type.stride))
+    for place, step in enumerate(plan.steps):
+        try:
+            _step(state, step)
+        except InvalidPlan as fault:
+            shown = [step_text(near, plan.kernels) for near in plan.steps[max(place - 3, 0) : place]]
+            raise InvalidPlan("\n".join([str(fault), *shown, f"> {_safe_text(step, plan)}"])) from None
+    for result in plan.results:
+        for name in refs_in(result):
+            state.tensor(name)
+        state.need(words_in(result))
+    _end(state)
+
+
+def _safe_text(step: Step, plan: Plan) -> str:
+    """The text of a step that may be wrong in any way."""
+    try:
+        return step_text(step, plan.kernels)
+    except (LookupError, ValueError, TypeError):
+        return repr(step)
+
+
+def _end(state: _State) -> None:
+    """Types may depend on words that calls give later; in the end all have a value."""
+    for kind in state.plan.types().values():
+        state.need((*kind.shape, *kind.stride))
+
+
+def _step(state: _State, step: Step) -> None:
+    if isinstance(step, Call):
+        return _call(state, step)
+    types = [state.tensor(name) for name in used_names(step)]
+    if isinstance(step, (Alloc, View)):
+        state.need((*step.type.shape, *step.type.stride))
+        state.define(step.name, step.type)
+        if isinstance(step, View):
+            state.need((step.offset,))
+            if (step.type.dtype, step.type.device) != (types[0].dtype, types[0].device):
+                raise InvalidPlan(f"{step.name} is not of the dtype and device of {step.base}")
+    elif isinstance(step, Reuse):
+        state.define(step.name, types[0])
+    elif isinstance(step, Launch):
+        _launch(state, step, types)
+    elif isinstance(step, Copy):
+        _copy(state, step)
+    else:
+        assert isinstance(step, Free)
+        for name in step.names:
+            state.tensor(name)
+            state.tensors[name] = None
+    return None
+
+
+def _copy(state: _State, step: Copy) -> None:
+    target, source = state.tensor(step.target), state.tensor(step.source)
+    if step.target not in state.inputs:
+        raise InvalidPlan(f"{step.target} is not an input")
+    if (target.dtype, target.shape) != (source.dtype, source.shape):
+        raise InvalidPlan(f"{step.source} has not the dtype and shape of {step.target}")
+
+
+def _launch(state: _State, step: Launch, types: list[TensorType]) -> None:
+    if not 0 <= step.kernel < len(state.plan.kernels):
+        raise InvalidPlan(f"there is no kernel {step.kernel}")
+    kernel = state.plan.kernels[step.kernel]
+    if len(types) != len(kernel.params) or len(step.sizes) != len(kernel.sizes):
+        raise InvalidPlan(f"{kernel.name} takes {len(kernel.params)} tensors and {len(kernel.sizes)} sizes")
+    state.need(step.sizes)
+    values = dict(zip(kernel.sizes, step.sizes))
+    for name, param, kind in zip(step.arguments, kernel.params, types):
+        if kind.dtype != param.dtype or kind.device != kernel.device:
+            raise InvalidPlan(f"{param.name} of {kernel.name} is {param.dtype} on {kernel.device}; {name} is not")
+        room, needed = span_of(kind), of_words(param.numel).subs(values)
+        if room.is_const and needed.is_const and room.value < needed.value:
+            raise InvalidPlan(f"{param.name} of {kernel.name} has {needed} elements, {name} {room}")
+    _no_aliases(kernel, step)
+
+
+def _no_aliases(kernel: Kernel, step: Launch) -> None:
+    written = [name for name, param in zip(step.arguments, kernel.params) if param.role != "in"]
+    twice = [name for name in written if step.arguments.count(name) > 1]
+    if twice:
+        raise InvalidPlan(f"{kernel.name} writes {twice[0]} and is given it twice")
+
+
+def span_of(kind: TensorType) -> Expr:
+    """How many elements lie between a tensor's first and last one, both included."""
+    zero = Expr.const(0)
+    if any(size is zero for size in kind.shape):
+        return zero
+    return sum([(size - 1) * stride for size, stride in zip(kind.shape, kind.stride)], zero) + 1
+
+
+def _call(state: _State, step: Call) -> None:
+    try:
+        signature = signature_of(overload_of(step.operator))
+    except LookupError as fault:
+        raise InvalidPlan(str(fault)) from None
+    if len(step.arguments) != len(signature.parameters):
+        raise InvalidPlan(f"{step.operator} takes {len(signature.parameters)} arguments")
+    for parameter, value in zip(signature.parameters, step.arguments):
+        wrong = fault_of(parameter.kind, value)
+        if wrong is not None:
+            raise InvalidPlan(f"{parameter.name} of {step.operator}: {wrong}")
+        for name in refs_in(value):
+            state.tensor(name)
+        state.need(words_in(value))
+    if len(step.results) != len(signature.returns):
+        raise InvalidPlan(f"{step.operator} returns {len(signature.returns)} values")
+    for kind, result in zip(signature.returns, step.results):
+        if not _may_be(kind, result):
+            raise InvalidPlan(f"{step.operator} returns a {kind.base}")
+    for result in flat_results(step):
+        if isinstance(result, TensorResult):
+            state.define(result.name, result.type)
+        elif isinstance(result, WordResult):
+            state.bind(result.name)
+
+
+def _may_be(kind: Kind, result: Result) -> bool:
+    if result is None:
+        return True
+    if isinstance(result, tuple):
+        return kind.item is not None and kind.item.base == "Tensor"
+    if isinstance(result, TensorResult):
+        return kind.item is None and kind.base == "Tensor"
+    return kind.base in ("int", "number", "SymInt")

@@ -1,0 +1,60 @@
+"""What is true of every plan: it is well formed, and its text and its bytes give it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import bolide
+from bolide.inductor import CompiledGraph
+from bolide.inductor.plan import Call, Foreign, Plan
+from bolide.inductor.plan.codec import CannotLeave, decode, digest, encode
+from bolide.inductor.plan.parse import parse
+from bolide.inductor.plan.verify import verify
+from bolide.support import events
+
+
+@contextmanager
+def plans() -> Iterator[list[CompiledGraph]]:
+    """The graphs that are compiled inside."""
+    found: list[CompiledGraph] = []
+
+    def note(event: object) -> None:
+        if isinstance(event, events.Compiled) and isinstance(event.artifact, CompiledGraph):
+            found.append(event.artifact)
+
+    with events.subscribed(note):
+        yield found
+
+
+def plans_of(program: Callable[..., Any], *inputs: Any, **options: Any) -> list[CompiledGraph]:
+    """The graphs of a program called with these."""
+    with plans() as found:
+        bolide.compile(program, **options)(*inputs)
+    return found
+
+
+def has_foreign(plan: Plan) -> bool:
+    return any(
+        isinstance(argument, Foreign) for step in plan.steps if isinstance(step, Call) for argument in step.arguments
+    )
+
+
+def check_plan(plan: Plan) -> None:
+    """The plan is well formed, and comes back from its text and from its bytes."""
+    verify(plan)
+    text = plan.text()
+    again = parse(text, plan.kernels)
+    assert again.text() == text
+    assert again == plan, text
+    if has_foreign(plan):
+        try:
+            encode(plan)
+        except CannotLeave:
+            return
+        raise AssertionError("a plan with objects of the process was encoded")
+    data = encode(plan)
+    read = decode(data, Plan)
+    assert read == plan, text
+    assert encode(read) == data and digest(read) == digest(plan)
