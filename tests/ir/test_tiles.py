@@ -10,8 +10,8 @@ from torch import Tensor
 
 import bolide
 from bolide.inductor.ir.loops import TILE, Axis, Kernel, Loop
+from bolide.inductor.ir.rewrites import tiled
 from bolide.inductor.ir.walks import statements
-from bolide.inductor.schedule.loop_writer import tiled
 from tests.ir.kernel_tools import both, load, loop, op, param, store, var
 from tests.schedule_tools import check
 

@@ -14,10 +14,9 @@ from functools import partial
 
 from bolide.inductor.codegen import parallel
 from bolide.inductor.codegen.accesses import prepare, store, turned, turned_loads
-from bolide.inductor.codegen.accumulators import Accumulator
 from bolide.inductor.codegen.analysis import Dependences, changed_by, cost, lanes_for, updated_in
 from bolide.inductor.codegen.builder import Builder, Value
-from bolide.inductor.codegen.function_values import FunctionValues
+from bolide.inductor.codegen.function_values import Accumulator, FunctionValues
 from bolide.inductor.codegen.instructions import MEMORY
 from bolide.inductor.codegen.target import Target
 from bolide.inductor.ir.loops import TILE, VECTOR_KINDS, Init, Kernel, Loop, Node, Stmt, Store, Update

@@ -7,28 +7,15 @@ updated and full-space values stored in the loop over the inner axes, row values
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Literal
 
-from bolide.inductor.ir.definitions import Element, axis_var
-from bolide.inductor.ir.loops import (
-    TILE,
-    Access,
-    Axis,
-    AxisKind,
-    Init,
-    Kernel,
-    Local,
-    Loop,
-    Node,
-    Param,
-    Stmt,
-    Store,
-    Update,
-)
+from bolide.inductor.ir.definitions import Element
+from bolide.inductor.ir.loops import Access, Axis, AxisKind, Init, Kernel, Local, Loop, Node, Param, Stmt, Store, Update
+from bolide.inductor.ir.rewrites import split_at_bounds, tiled
 from bolide.inductor.ir.scalar_ops import DRAWS
-from bolide.inductor.ir.walks import crosses, loads_of, rewriter, roots_in, roots_of, substitute, with_roots
+from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
 from bolide.inductor.schedule.inline import select
 from bolide.inductor.schedule.nest import Nest, choose_nest
 from bolide.inductor.schedule.scratch import Pass, save_across_passes
@@ -36,9 +23,6 @@ from bolide.inductor.schedule.stages import Buffer, Group, Space, Stage
 from bolide.symbolic import Expr
 
 Kinds = dict[str | None, AxisKind]  # of axes by name
-
-#: Vector iterations of a block of tiles: so many rows are read side by side.
-BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +47,7 @@ def kernel_of(group: Group, stored: set[str], buffers: dict[str, Buffer], name: 
         ]
         nodes = _nodes(pieces)
     inside, scratch = _passes(pieces, nest)
-    body = tiled(_outer_loops(nest, inside))
+    body = split_at_bounds(tiled(_outer_loops(nest, inside)))
     params = _params(pieces, nodes, buffers)
     space = (*nest.outer, *nest.inner)
     indexed = [*_addresses(pieces, nodes), *_indices(nodes), *(extent for _, extent in space)]
@@ -198,85 +182,6 @@ def _loops(space: Space, kinds: Kinds, other: AxisKind, body: tuple[Stmt, ...]) 
     for name, extent in reversed(space):
         body = (Loop(Axis(name, extent, kinds.get(name, other)), body),)
     return body
-
-
-# ---- tiles ---------------------------------------------------------------------------------------------------------
-
-
-def tiled(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """The body in tiles, if it is a nest of pointwise stores that would read across memory; else as it is.
-
-    ``parallel …, vector v: out[v + …] = f(x[p + S·v])`` becomes ``parallel v's blocks, parallel p's tiles, vector v in
-    its block, tile p: …``."""
-    axes, stores = _nest(body)
-    along = _shared([_unit_axes(store.access.index, axes) for store in stores])
-    loads = [node.arg.index for node in loads_of(roots_in(stores)) if not node.src] if along else []
-    for vector in along:
-        for axis in axes:
-            if axis is not vector and any(crosses(index, axis.name, vector.name) for index in loads):
-                return _in_tiles(axes, vector, axis, stores) if min(map(_extent, (vector, axis))) >= TILE else body
-    return body
-
-
-def _nest(body: Sequence[Stmt]) -> tuple[list[Axis], list[Store]]:
-    """The axes and stores of a perfect nest of parallel loops with one vector loop innermost; none if it is another."""
-    axes: list[Axis] = []
-    while len(body) == 1 and isinstance(body[0], Loop) and body[0].axis.kind in ("parallel", "vector"):
-        axes.append(body[0].axis)
-        body = body[0].body
-    stores = [statement for statement in body if isinstance(statement, Store)]
-    plain = len(stores) == len(body) and all(s.mode == "set" and not s.operands for s in stores)
-    names = {axis.name for axis in axes}
-    if not (plain and len(axes) > 1 and axes[-1].kind == "vector") or _rereads(stores):
-        return [], []
-    return ([], []) if any(not names.isdisjoint(axis.extent.free_vars) for axis in axes) else (axes, stores)
-
-
-def _rereads(stores: Sequence[Store]) -> bool:
-    stored = {store.access.buffer for store in stores}
-    return any(node.arg.buffer in stored for node in loads_of(roots_in(stores)))
-
-
-def _unit_axes(index: Expr, axes: Sequence[Axis]) -> list[Axis]:
-    coefficients = [(axis, index.coefficient(axis.name)) for axis in axes]
-    return [axis for axis, by in coefficients if by is not None and by.is_const and by.value == 1]
-
-
-def _shared(sets: Sequence[list[Axis]]) -> list[Axis]:
-    return [axis for axis in sets[0] if all(axis in other for other in sets)] if sets else []
-
-
-def _extent(axis: Axis) -> int:
-    """A number to compare extents by; symbolic ones count as large."""
-    return axis.extent.value if axis.extent.is_const else 1 << 40
-
-
-def _in_tiles(axes: Sequence[Axis], vector: Axis, tile: Axis, stores: Sequence[Store]) -> tuple[Stmt, ...]:
-    others = [replace(axis, kind="parallel") for axis in axes if axis not in (vector, tile)]
-    blocks, steps = f"{vector.name}b", f"{tile.name}b"
-    block_axes = [_blocks(vector, blocks, BLOCK), _blocks(tile, steps, TILE)]
-    inner = [_inside(vector, blocks, BLOCK, "vector"), _inside(tile, steps, TILE, "tile")]
-    place = {
-        vector.name: axis_var(blocks, block_axes[0].extent) * BLOCK + axis_var(vector.name, inner[0].extent),
-        tile.name: axis_var(steps, block_axes[1].extent) * TILE + axis_var(tile.name, inner[1].extent),
-    }
-    new = substitute(place)
-    body: tuple[Stmt, ...] = tuple([with_roots(store, new, access=store.access.subs(place)) for store in stores])
-    for axis in reversed([*others, *block_axes, *inner]):
-        body = (Loop(axis, body),)
-    return body
-
-
-def _blocks(axis: Axis, name: str, size: int) -> Axis:
-    return Axis(name, axis.extent.ceildiv(size), "parallel")
-
-
-def _inside(axis: Axis, block: str, size: int, kind: AxisKind) -> Axis:
-    """The axis within a block: shorter in the last one, unless `size` divides it."""
-    if axis.extent.is_const and axis.extent.value % size == 0:
-        return Axis(axis.name, Expr.const(size), kind)
-    left = axis.extent - axis_var(block, axis.extent.ceildiv(size)) * size
-    return Axis(axis.name, Expr.min(left, size), kind)
 
 
 # ---- parameters ----------------------------------------------------------------------------------------------------
