@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import bolide
 from bolide.inductor.ir.loops import Kernel, Node, Stmt, Store
-from bolide.inductor.ir.rewrites import LONGEST_AT_LEAST, MOST_PIECES, split_at_bounds
+from bolide.inductor.ir.rewrites import LONGEST_AT_LEAST, MOST_PIECES, rows_outside, split_at_bounds
 from bolide.inductor.ir.walks import loads_of, roots_in, statements
 from bolide.symbolic import Expr
 from tests.ir.kernel_tools import both, const, i64, load, loop, op, param, store, var
@@ -89,3 +89,24 @@ def test_rotated_halves_and_their_gradients() -> None:
         bolide.compile(rotary)(mine, angles.cos(), angles.sin()).square().sum().backward()
         rotary(theirs, angles.cos(), angles.sin()).square().sum().backward()
         torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_scatters_go_row_by_row() -> None:
+    """A piece of each row after the other, in the order of the rows: repeated places add up, or the last one stays."""
+    rows, columns, places = 40, 150, 7
+    i, j = var("i", rows), var("j", columns)
+    for mode in ("add", "set"):
+        value = load("x", i * columns + j)
+        there = Expr.var("$0", 0, places - 1) * columns + j
+        update = store("out", there, value, load("index", i, i64), mode=mode)
+        body = (loop("vector", "j", columns, loop("serial", "i", rows, update)),)
+        split = rows_outside(body)
+        assert split != body
+        params = (param("out", places * columns, role="inout"), param("x", rows * columns), param("index", rows, i64))
+        given = {
+            "out": torch.zeros(places * columns),
+            "x": torch.randint(0, 9, (rows * columns,)).float(),
+            "index": torch.randint(0, places, (rows,)),
+        }
+        ((_, mine, expected),) = both(Kernel("k", params, split), given)
+        assert torch.equal(mine, expected)

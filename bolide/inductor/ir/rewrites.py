@@ -25,6 +25,9 @@ from bolide.symbolic import Expr
 
 #: Vector iterations of a block of tiles: so many rows are read side by side.
 BLOCK = 64
+#: A row is updated in pieces of so many elements, of which there are at least a few for threads to share.
+ROW_PIECES = (256, 128, 64, 32)
+FEWEST_PIECES = 4
 #: A loop is split into at most so many, of a vector axis only if one is so long; all have at most so many nodes.
 MOST_PIECES = 4
 LONGEST_AT_LEAST = 16
@@ -107,6 +110,36 @@ def _inside(axis: Axis, block: str, size: int, kind: AxisKind) -> Axis:
         return Axis(axis.name, Expr.const(size), kind)
     left = axis.extent - axis_var(block, axis.extent.ceildiv(size)) * size
     return Axis(axis.name, Expr.min(left, size), kind)
+
+
+# ---- scatters ------------------------------------------------------------------------------------------------------
+
+
+def rows_outside(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """``vector v: serial s: stores`` (a scatter of rows) as ``parallel blocks of v: serial s: vector v in its block``:
+    whole pieces of rows are updated, and the place of each is found once for all of them."""
+    if len(body) != 1 or not isinstance(body[0], Loop):
+        return body
+    (loop,) = body
+    if loop.axis.kind == "parallel":
+        return (replace(loop, body=rows_outside(loop.body)),)
+    kinds, inside = [], loop.body
+    while len(inside) == 1 and isinstance(inside[0], Loop):
+        kinds.append(inside[0].axis)
+        inside = inside[0].body
+    size = next((size for size in ROW_PIECES if _extent(loop.axis) >= FEWEST_PIECES * size), None)
+    stores = [statement for statement in inside if isinstance(statement, Store)]
+    plain = loop.axis.kind == "vector" and all(axis.kind == "serial" for axis in kinds)
+    if not (kinds and plain and size is not None and len(stores) == len(inside)):
+        return body
+    block = f"{loop.axis.name}b"
+    outer, vector = _blocks(loop.axis, block, size), _inside(loop.axis, block, size, "vector")
+    place = {loop.axis.name: axis_var(block, outer.extent) * size + axis_var(vector.name, vector.extent)}
+    new = substitute(place)
+    inside = tuple([with_roots(store, new, access=store.access.subs(place)) for store in stores])
+    for axis in reversed([outer, *kinds, vector]):
+        inside = (Loop(axis, inside),)
+    return inside
 
 
 # ---- loops split at bounds -----------------------------------------------------------------------------------------

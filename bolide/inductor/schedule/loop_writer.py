@@ -13,7 +13,7 @@ from typing import Literal
 
 from bolide.inductor.ir.definitions import Element
 from bolide.inductor.ir.loops import Access, Axis, AxisKind, Init, Kernel, Local, Loop, Node, Param, Stmt, Store, Update
-from bolide.inductor.ir.rewrites import split_at_bounds, tiled
+from bolide.inductor.ir.rewrites import rows_outside, split_at_bounds, tiled
 from bolide.inductor.ir.scalar_ops import DRAWS
 from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
 from bolide.inductor.schedule.inline import select
@@ -47,7 +47,7 @@ def kernel_of(group: Group, stored: set[str], buffers: dict[str, Buffer], name: 
         ]
         nodes = _nodes(pieces)
     inside, scratch = _passes(pieces, nest)
-    body = split_at_bounds(tiled(_outer_loops(nest, inside)))
+    body = split_at_bounds(rows_outside(tiled(_outer_loops(nest, inside))))
     params = _params(pieces, nodes, buffers)
     space = (*nest.outer, *nest.inner)
     indexed = [*_addresses(pieces, nodes), *_indices(nodes), *(extent for _, extent in space)]
