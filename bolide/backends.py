@@ -25,7 +25,7 @@ from bolide.dynamo.backends import CompilerFn
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.replay import Runner
 from bolide.dynamo.library import provenance
-from bolide.dynamo.program.captured import Captured
+from bolide.dynamo.program.captured import Captured, Source
 from bolide.functorch import GraphCompiler, GraphInfo
 from bolide.functorch.graphs import constants_of, placeholders
 from bolide.support import errors, events
@@ -71,8 +71,20 @@ def run_trace(
             partition=partition,
             title=captured.name,
             on_fault=functools.partial(_interpreted, captured),
+            constants=_constants(captured) if options.get("freezing", inductor.config.freezing) else frozenset(),
         )
     return torch.enable_grad()(run) if switched else run
+
+
+def _constants(captured: Captured) -> frozenset[int]:
+    """The inputs that are parameters or buffers of modules."""
+
+    def is_kept(source: Source, tensor: Tensor) -> bool:
+        member = source.base is not None and source.base.key in ("_parameters", "_buffers")
+        return member or isinstance(tensor, torch.nn.Parameter)
+
+    inputs = zip(captured.inputs, captured.trace.leaves)
+    return frozenset(index for index, (source, tensor) in enumerate(inputs) if is_kept(source, tensor))
 
 
 def _interpreted(captured: Captured, error: Exception) -> GraphCompiler:

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 import torch.fx as fx
 
+from bolide.functorch.compilers import interpret
 from bolide.functorch.graphs import (
     GraphCompiler,
     GraphInfo,
@@ -28,6 +29,7 @@ from bolide.functorch.memory import saved_values
 from bolide.functorch.missing import with_presence, without_tangents
 from bolide.functorch.partitioners import Joint, Partition, Strategy, forward_nodes, partition
 from bolide.functorch.passes import INFERENCE_PASSES, run_passes
+from bolide.functorch.passes.freezing import Frozen, freeze, split_constants
 from bolide.functorch.passes.norms import split_norms
 from bolide.functorch.runtime import (
     Backward,
@@ -60,6 +62,7 @@ def compile_trace(
     partition: Strategy = "min_cut",
     title: str = "a graph",
     on_fault: Callable[[Exception], GraphCompiler] | None = None,
+    constants: frozenset[int] = frozenset(),
 ) -> Runner:
     """Compiles a finished trace; call it in the global state (grad mode, autocast) in which the result will be called.
 
@@ -68,11 +71,13 @@ def compile_trace(
     differentiate there is one graph, and no autograd function. Otherwise the trace is extended to a joint graph, and
     split by `partition` ("default" saves what eager saves, "min_cut" what costs least); the backward graph is compiled
     when it first runs. The program's forward is over then: `on_fault` is told what fails and gives the compiler for
-    another attempt. Errors of a backward that runs say that it is that of `title`.
+    another attempt. Errors of a backward that runs say that it is that of `title`. The inputs at `constants` rarely
+    change: what is made of them alone is computed once where nothing is differentiated (see `freezing`).
 
     Raises `Unsupported` for a program without a backward, and for outputs whose history cannot be reproduced.
     """
-    return _compile(trace, outputs, _Request(forward_compiler, backward_compiler, partition, "graph", title, on_fault))
+    request = _Request(forward_compiler, backward_compiler, partition, "graph", title, on_fault, constants)
+    return _compile(trace, outputs, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +90,16 @@ class _Request:
     name: str
     title: str
     on_fault: Callable[[Exception], GraphCompiler] | None
+    constants: frozenset[int]
 
-    def forward(self, graph: fx.Graph, trace: Trace, signature: Signature, info: GraphInfo) -> Runner:
-        """The compiled forward, or inference, graph with the wrappers that it needs."""
+    def forward(
+        self, graph: fx.Graph, trace: Trace, signature: Signature, info: GraphInfo, takes: Sequence[int] | None = None
+    ) -> Runner:
+        """The compiled forward, or inference, graph with the wrappers that it needs. `takes`: the positions of the
+        trace's inputs that the graph has (None: all)."""
         run = self.forward_compiler(graph_module(graph, trace.constants, self.name), info)
         unseen = [write.input for write in signature.writes if not write.counted]
+        unseen = unseen if takes is None else [takes.index(position) for position in unseen]
         return writing_unseen(run, unseen) if unseen else run
 
 
@@ -109,15 +119,42 @@ def _compile(trace: Trace, outputs: Sequence[TracedTensor], request: _Request) -
 
 def _compile_inference(trace: Trace, signature: Signature, request: _Request) -> Runner:
     finish_inference(trace, signature)
-    graph = run_passes(trace.graph, request.name, INFERENCE_PASSES)
     visible = frozenset(range(len(signature.results)))
-    run = request.forward(graph, trace, signature, GraphInfo("inference", _parameters(trace), visible))
+    constants = request.constants - {write.input for write in signature.writes}
+    if constants:
+        run = _compile_frozen(trace, signature, request, visible, constants)
+    else:
+        graph = run_passes(trace.graph, request.name, INFERENCE_PASSES)
+        run = request.forward(graph, trace, signature, GraphInfo("inference", _parameters(trace), visible))
     if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in trace.leaves):
         run = without_grad(run)
     return without_autocast(run) if torch._C._is_any_autocast_enabled() else run
 
 
+def _compile_frozen(
+    trace: Trace, signature: Signature, request: _Request, visible: frozenset[int], constants: frozenset[int]
+) -> Runner:
+    """The inference graph, of which what is made of `constants` alone is computed once, by ATen."""
+    shapes = trace.shapes if trace.has_symbols else None
+    graph = freeze(run_passes(trace.graph, request.name), constants, shapes)
+    split = split_constants(run_passes(graph, request.name, INFERENCE_PASSES), constants)
+    if split is None:
+        info = GraphInfo("inference", _parameters(trace), visible)
+        return request.forward(trace.graph, trace, signature, info)
+    parameters = _parameters(trace)
+    static = {place for place, position in enumerate(split.rest_takes) if position in parameters}
+    static.update(range(len(split.rest_takes), len(placeholders(split.rest))))
+    rest_info = GraphInfo("inference", frozenset(static), visible)
+    rest = request.forward(split.rest, trace, signature, rest_info, split.rest_takes)
+    constants_info = GraphInfo("inference", frozenset(), frozenset())
+    first = interpret(graph_module(split.constants, trace.constants, request.name), constants_info)
+    return Frozen(split, first, rest)
+
+
 def _compile_training(trace: Trace, signature: Signature, request: _Request) -> Runner:
+    if request.constants and events.subscribers:
+        reason = "results require grad: call it under torch.no_grad()"
+        events.emit(events.Stage(request.name, "freeze", 0.0, {"refused": reason}))
     behind = {id(leaf) for leaf in leaves_behind(r.tensor.grad_fn for r in signature.results if r.tensor is not None)}
     derivable = not trace.derivation.is_own  # which the backward may set, too
     joint, tape, parts = _differentiated(trace, signature, request, derivable)

@@ -10,6 +10,12 @@ class InductorConfig(Config):
     native_after: int = option(
         10, "Calls of a graph that its readable driver runs before the native one is made. 0: all of them."
     )
+    freezing: bool = option(
+        False,
+        "Parameters and buffers are constants where nothing is differentiated: folded, and packed for oneDNN, anew "
+        "when one of them has changed.",
+        env=("BOLIDE_FREEZING", "TORCHINDUCTOR_FREEZING"),
+    )
 
 
 config = InductorConfig()

@@ -94,18 +94,19 @@ _TABLE: tuple[tuple[Traits, str], ...] = (
         repeat diagonal_backward pixel_shuffle pixel_unshuffle linalg_cross reflection_pad1d reflection_pad2d
         reflection_pad3d replication_pad1d replication_pad2d replication_pad3d""",
     ),
-    (Traits(_COSTLY), "glu upsample_nearest1d upsample_nearest2d upsample_nearest3d"),
+    (Traits(_COSTLY), "glu upsample_nearest1d upsample_nearest3d"),
+    (Traits(_COSTLY, any_order=True), "upsample_nearest2d"),
     (Traits(_GATHERING), "embedding index _unsafe_index gather index_select"),
     (Traits(_DRAWING), "bolide::rand bolide::randn"),
     # reductions
     (
         Traits(_COSTLY, reduces=True),
         """
-        _softmax _log_softmax _safe_softmax native_layer_norm native_group_norm _fused_rms_norm _weight_norm_interface
+        _softmax _log_softmax _safe_softmax native_layer_norm _fused_rms_norm _weight_norm_interface
         var std var_mean std_mean sum nansum mean prod amax amin max min aminmax any all count_nonzero trace logsumexp
         norm linalg_vector_norm""",
     ),
-    (Traits(_COSTLY, reduces=True, any_order=True), "mean.dim"),
+    (Traits(_COSTLY, reduces=True, any_order=True), "mean.dim native_group_norm"),
     (
         Traits(loops=True),
         """

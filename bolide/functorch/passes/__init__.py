@@ -11,9 +11,7 @@ import torch.fx as fx
 
 from bolide.functorch.config import config
 from bolide.functorch.passes.channels_last import lay_out_convolutions
-from bolide.functorch.passes.cse import merge_equal
-from bolide.functorch.passes.noop import remove_noops
-from bolide.functorch.passes.simplify import drop_unread_arguments, remove_dead
+from bolide.functorch.passes.simplify import drop_unread_arguments, merge_equal, remove_dead, remove_noops
 from bolide.support import events
 
 Pass = Callable[[fx.Graph], fx.Graph]

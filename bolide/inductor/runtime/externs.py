@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from bolide.tracing import rng
+from bolide.tracing import libraries, rng
 from bolide.tracing.graph import operator
 
 
@@ -17,18 +15,6 @@ def function_of(op: torch._ops.OpOverload) -> Callable[..., Any]:
     """The function behind an overload, without the Python layers of the overload object; of one that is ours and has no
     operands, what computes it, without the dispatcher, which takes as long again."""
     return rng.draw_seed if op is rng.rng_seed else op._op
-
-
-@functools.cache
-def prefers_onednn() -> bool:
-    """Whether oneDNN multiplies float32 matrices faster than ATen's own choice, MKL: so on CPUs not made by Intel."""
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()):  # type: ignore[no-untyped-call]
-        return False
-    try:
-        text = pathlib.Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    return "AuthenticAMD" in text
 
 
 def conv_weight_gradient(
@@ -42,7 +28,7 @@ def conv_weight_gradient(
     unfolded = torch.ops.aten.im2col.default(x, size[2:], dilation, padding, stride)
     right = unfolded.permute(1, 0, 2).reshape(columns, -1)
     left = grad.transpose(0, 1).reshape(outputs, -1)
-    if prefers_onednn():
+    if libraries.fastest(left.dtype, outputs, left.shape[1], columns) == "onednn":
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(left, right, None, "none", [], "")
         return product.view(size)
     return torch.mm(left, right.t()).view(size)

@@ -20,13 +20,10 @@ from bolide.inductor.ir.definitions import (
     axis_vars,
 )
 from bolide.inductor.ir.walks import readers_of, viewed
-from bolide.inductor.runtime import externs
 from bolide.symbolic import Expr, contiguous_strides
+from bolide.tracing import libraries
 
 aten = torch.ops.aten
-
-#: Products with fewer multiplications than this stay with ATen: oneDNN takes 10 µs more to start.
-FEWEST_PRODUCTS = 1 << 20
 
 #: A convolution over at most this many places (batch × height × width of the result) with at least this many weights
 #: gets its weight gradient from a matrix product: oneDNN's own way reorders the weights at great cost.
@@ -100,8 +97,8 @@ def _operands(definition: Definition, shapes: Mapping[str, tuple[Expr, ...]]) ->
 def choose_libraries(program: Program) -> Program:
     """The program with matrix products and convolutions given to the library call that is fastest.
 
-    Measured on AMD EPYC (Zen 5), one thread. float32 products: MKL 100 GFLOP/s, oneDNN 220 to 240, from 2^20
-    multiplications on, for every orientation of the operands; in bfloat16 ATen uses oneDNN by itself. Weight gradient
+    Products are measured (`support.libraries`). On AMD EPYC (Zen 5), one thread, in float32, MKL reaches 100 GFLOP/s,
+    oneDNN 220 to 240, for every orientation of the operands; in bfloat16 ATen uses oneDNN by itself. Weight gradient
     of a 3×3 convolution of 512 to 512 channels at 4×4, batch 2: 10.3 ms, as a product 1.0 ms; at batch 8 9.1 and 4.6.
     """
     buffers = program.buffers()
@@ -109,7 +106,7 @@ def choose_libraries(program: Program) -> Program:
     for definition in program.definitions:
         calls: list[Definition] = [definition]
         if isinstance(definition, Extern):
-            if definition.op in (aten.mm.default, aten.addmm.default) and externs.prefers_onednn():
+            if definition.op in (aten.mm.default, aten.addmm.default):
                 calls = [_linear(definition, buffers, program.size_vars)]
             elif definition.op is aten.convolution_backward.default:
                 calls = [*_weight_gradient(definition)]
@@ -151,10 +148,10 @@ def _linear(extern: Extern, buffers: Mapping[str, Described], likely: Mapping[st
         scaled = any(factor != 1 for factor in extern.kwargs.values())
         if scaled or not isinstance(bias, View):
             return extern
-        if bias.shape != b.shape[1:] and not (bias.shape == (a.shape[0], b.shape[1]) and _row_major(bias, buffers)):
-            return extern
-    products = a.shape[0] * a.shape[1] * b.shape[1]
-    if extern.dtypes[0] is not torch.float32 or products.evaluate(likely) < FEWEST_PRODUCTS:
+        if bias.shape not in (b.shape[1:], (a.shape[0], b.shape[1])) or not _row_major(bias, buffers):
+            return extern  # oneDNN takes any bias for one without gaps
+    extents = [extent.evaluate(likely) for extent in (*a.shape, b.shape[1])]
+    if libraries.fastest(extern.dtypes[0], *extents) != "onednn":
         return extern
     weight = _transposed(b, buffers)
     if not _has_no_gaps(weight):  # oneDNN then falls back to a loop that is a thousand times slower
@@ -177,7 +174,8 @@ def _transposed(view: View, buffers: Mapping[str, Described]) -> View:
 
 def _row_major(view: View, buffers: Mapping[str, Described]) -> bool:
     _, shape, layout = buffers[view.buffer]
-    return view.stride is None and (layout is None or layout.stride == contiguous_strides(shape))
+    stride = view.stride or (layout and layout.stride) or contiguous_strides(shape)
+    return stride == contiguous_strides(view.shape)
 
 
 def _has_no_gaps(matrix: View) -> bool:

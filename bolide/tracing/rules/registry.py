@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.fx.immutable_collections import immutable_list
 
 from bolide.support.errors import Unsupported
 from bolide.support.registers import register
@@ -121,7 +122,7 @@ def _known(arg: Any) -> Any:
     cls = arg.__class__
     if cls is torch.fx.Node:
         return arg.meta["val"]
-    if cls is list or cls is tuple:
+    if cls is list or cls is tuple or cls is immutable_list:
         return [_known(item) for item in arg]
     return arg
 

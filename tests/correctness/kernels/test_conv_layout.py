@@ -95,3 +95,37 @@ def test_channels_last_models_stay_as_they_are() -> None:
         expected, actual = net(x), bolide.compile(net)(x)
     for ours, eagers in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, eagers, rtol=1e-4, atol=1e-4, check_stride=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_convolutions_of_each_channel_are_channels_last(dtype: torch.dtype) -> None:
+    """Also with joined, resized and normalised values behind them."""
+    weights = [torch.randn(48, 1, 3, 3, dtype=dtype), torch.randn(48, 1, 7, 7, dtype=dtype), torch.randn(8, 48, 1, 1)]
+
+    def program(x: torch.Tensor) -> Any:
+        first = F.conv2d(x, weights[0], padding=1, groups=48).relu()
+        second = F.conv2d(first, weights[1], padding=3, stride=2, groups=48)
+        joined = torch.cat([first, F.interpolate(second, scale_factor=2)], 1)
+        normal = F.group_norm(joined, 8)
+        return joined, normal, F.conv2d(normal[:, 48:], weights[2].to(dtype)).flatten(2), second.transpose(1, 3)
+
+    x = torch.randn(2, 48, 32, 32, dtype=dtype)
+    with torch.no_grad():
+        actual, expected = bolide.compile(program)(x), program(x)
+    close = {"rtol": 1e-4, "atol": 1e-4} if dtype is torch.float32 else {"rtol": 0.05, "atol": 0.05}
+    for ours, eagers in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, eagers, **close, check_stride=True)
+    graph = graphs(lambda x: F.conv2d(x, x[:48, :1, :3, :3].contiguous(), groups=48), torch.randn(48, 48, 8, 8))
+    (convolution,) = graph["inference"].find_nodes(op="call_function", target=aten.convolution.default)
+    assert convolution.meta["val"].stride[1] == 1
+
+
+def test_joined_convolutions() -> None:
+    weight = torch.randn(32, 3, 3, 3)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([F.conv2d(x, weight), F.conv2d(x + 1, weight)], 1).relu()
+
+    x = images()
+    with torch.no_grad():
+        torch.testing.assert_close(bolide.compile(program)(x), program(x), rtol=1e-4, atol=1e-4)

@@ -7,6 +7,7 @@ import torch
 
 from bolide.inductor.runtime import externs
 from bolide.inductor.schedule import products as product_pass
+from bolide.tracing import libraries
 from tests.schedule_tools import check
 
 
@@ -22,8 +23,7 @@ def test_weight_gradient_as_a_product(stride: int, padding: int, dilation: int) 
 
 
 def test_products_of_every_orientation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_pass, "FEWEST_PRODUCTS", 1)
-    monkeypatch.setattr(externs, "prefers_onednn", lambda: True)
+    monkeypatch.setattr(libraries, "fastest", lambda *shape, **how: "onednn")
     a, b, bias = torch.randn(20, 30), torch.randn(30, 40), torch.randn(40)
 
     def products(a, b, bias):
@@ -38,10 +38,20 @@ def test_products_of_every_orientation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_weight_with_gaps_stays_with_aten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_pass, "FEWEST_PRODUCTS", 1)
-    monkeypatch.setattr(externs, "prefers_onednn", lambda: True)
+    monkeypatch.setattr(libraries, "fastest", lambda *shape, **how: "onednn")
     graph = check(lambda a, b: a @ b[:, :5], torch.randn(6, 7), torch.randn(7, 9), rtol=1e-4, atol=1e-4)
     assert [str(step.operator) for step in graph.plan.steps if hasattr(step, "operator")] == ["aten.mm.default"]
+
+
+@pytest.mark.parametrize("shape", [(40,), (20, 40)])
+def test_a_bias_with_gaps_is_read_with_them(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
+    monkeypatch.setattr(libraries, "fastest", lambda *shape, **how: "onednn")
+    x, weight, wide = torch.randn(20, 30), torch.randn(40, 30), torch.randn(*shape, 3)
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(wide[..., 1], x, weight.t())
+
+    check(linear, x, weight, wide, rtol=1e-4, atol=1e-4)
 
 
 def test_convolution_backward_is_split(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from bolide.dynamo.backends import register_backend
 from bolide.dynamo.config import DynamoConfig
 from bolide.dynamo.machine.native_calls import runs_natively
 from bolide.functorch.config import FunctorchConfig
-from bolide.functorch.passes.cse import merge_equal
+from bolide.functorch.passes.simplify import merge_equal
 from bolide.support.config import Config, option
 from bolide.tracing.rules import registry
 

@@ -19,6 +19,7 @@ import bolide
 from bolide.dynamo.config import DynamoConfig
 from bolide.functorch.config import FunctorchConfig
 from bolide.inductor.codegen.target import host_target
+from bolide.inductor.config import InductorConfig
 from bolide.support import log
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "breaks-and-recompilations.md"
@@ -54,6 +55,7 @@ def test_the_table_of_options_is_that_of_the_code() -> None:
     page = (PAGE.parent / "options.md").read_text()
     assert DynamoConfig({}).markdown() in page
     assert FunctorchConfig({}).markdown() in page
+    assert InductorConfig({}).markdown() in page
 
 
 def test_every_log_is_listed() -> None:
