@@ -242,9 +242,12 @@ def _kept_results(forward: fx.Graph, inputs: int, tape: Tape) -> tuple[int, ...]
     if None in kept:
         return None
     values = [*results(forward)]
-    values += [node for node in kept if node not in values]
+    places = {node: place for place, node in reversed([*enumerate(values)])}
+    for node in kept:
+        if places.setdefault(node, len(values)) == len(values):
+            values.append(node)
     give(forward, values)
-    return tuple(inputs + values.index(node) for node in kept)
+    return tuple([inputs + places[node] for node in kept])
 
 
 def _parameters(trace: Trace) -> frozenset[int]:
@@ -261,8 +264,9 @@ def _crossing(
     tensors = [at for node, at in zip(parts.saved, parts.saved_at) if is_tensor(node)]
     tangents = [None if result.tensor is None else _strides(tangent_meta(result.meta)) for result in signature.results]
     tangents += [None] * len(signature.numbers)
-    read = [at for at in (tape.read if tape else ()) if at not in tensors]
-    loose = [at for at in read if at not in _parameters(trace)]
+    apart, parameters = frozenset(tensors), _parameters(trace)
+    read = [at for at in (tape.read if tape else ()) if at not in apart]
+    loose = [at for at in read if at not in parameters]
     shared = {place: result.shares for place, result in enumerate(signature.results) if result.shares is not None}
     symbols: dict[str, int] = {}
     if is_symbolic(tangents) or any(is_symbolic(alias.chain) for alias in shared.values()):

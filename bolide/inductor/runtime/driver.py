@@ -171,8 +171,8 @@ def _dims_expected(step: Call) -> list[Expr]:
 def _is_checked_once(driver: _Driver, step: Call) -> bool:
     """Whether the results of a call are checked once for the same sizes: those of torch's operations, unless sizes come
     up only while the plan runs."""
-    given = set(driver.plan.words())
-    known = all(given.issuperset(dim.free_vars) for dim in _dims_expected(step))
+    dims = _dims_expected(step)
+    known = not dims or frozenset(driver.plan.words()) >= frozenset().union(*(dim.free_vars for dim in dims))
     return known and bool(tensors_given(step)) and keeps_its_word(overload_of(step.operator))
 
 

@@ -1,7 +1,13 @@
-"""Which stages share a kernel: greedy fusion over the dependence graph."""
+"""Which stages share a kernel: greedy fusion over the dependence graph.
+
+Vertices have places in a topological order. Where two are joined, the order is mended as Pearce and Kelly do it for a
+new edge (A dynamic topological sort algorithm for directed acyclic graphs, 2006): only what stands between the two and
+depends on them changes places. As MOST_STEPS bounds the search for that, grouping is linear in the program.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from bolide.inductor.ir.definitions import Extern, Program, WriteBack
@@ -9,28 +15,43 @@ from bolide.inductor.schedule.fuse import fuse
 from bolide.inductor.schedule.stages import Group, Refusal, Scheduling, Unit, stage_of, unit_reads, unit_writes
 from bolide.tracing.numbers.data import require
 
-REACH = 48  # a group is only joined with groups this many units back
+REACH = 48  # a group is joined with readers of the same data this many definitions back
+MOST_STEPS = 1 << 10  # edges that are followed from either of two groups before they count as too far from each other
 
 
 @dataclass(slots=True)
 class _Vertex:
-    """A unit in the dependence graph. `before`: bit set of the units that must run before it, transitively; `needs`:
-    direct ones; `last`: the place in the program of the last thing it does."""
+    """A unit in the dependence graph. `needs` and `needed_by`: vertices that must run before and behind it, direct
+    ones, as they were then (`_Graph.found` tells what became of them). `place`: where it stands in the order; `last`:
+    the place in the program of the last thing it does; `into`: the vertex that it was joined with."""
 
     unit: Unit
-    before: int
+    reads: set[str]
     needs: set[int]
+    place: int
     last: int
-    alive: bool = True
+    needed_by: set[int] = field(default_factory=set)
+    into: int | None = None
 
 
 @dataclass(slots=True)
 class _Graph:
+    """`maker`: buffer -> vertex that wrote it last; `readers`: buffer -> vertices that read it; `barrier`: the last
+    vertex that tells or checks a size, which all later ones come after."""
+
     ctx: Scheduling
     vertices: list[_Vertex] = field(default_factory=list)
-    maker: dict[str, int] = field(default_factory=dict)  # buffer -> vertex that wrote it last
+    maker: dict[str, int] = field(default_factory=dict)
     readers: dict[str, list[int]] = field(default_factory=dict)
-    barrier: int | None = None  # the last vertex that tells or checks a size, which all later ones come after
+    barrier: int | None = None
+
+    def found(self, index: int) -> int:
+        """The vertex that does the work of this one now."""
+        into = self.vertices[index].into
+        if into is None:
+            return index
+        last = self.vertices[index].into = self.found(into)
+        return last
 
 
 def group(program: Program, ctx: Scheduling, fusion: bool) -> list[Unit]:
@@ -51,17 +72,17 @@ def _add(graph: _Graph, unit: Unit, fusion: bool) -> None:
     index = len(graph.vertices)
     names = unit_reads(unit)
     needs = {graph.maker[name] for name in names if name in graph.maker}
-    changes = set(unit_writes(unit)) & (graph.maker.keys() | graph.readers.keys())
+    changes = [name for name in unit_writes(unit) if name in graph.maker or name in graph.readers]
     for name in changes:  # writes of what exists already come after all its readers and its maker
         needs.update(graph.readers.get(name, ()))
         if name in graph.maker:
             needs.add(graph.maker[name])
     if graph.barrier is not None:
         needs.add(graph.barrier)
-    before = 0
-    for i in needs:
-        before |= graph.vertices[i].before | 1 << i
-    graph.vertices.append(_Vertex(unit, before, needs, index))
+    needs = {graph.found(need) for need in needs}
+    graph.vertices.append(_Vertex(unit, names, needs, index, index))
+    for need in needs:
+        graph.vertices[need].needed_by.add(index)
     for name in names:
         graph.readers.setdefault(name, []).append(index)
     for name in unit_writes(unit):
@@ -69,69 +90,98 @@ def _add(graph: _Graph, unit: Unit, fusion: bool) -> None:
     if isinstance(unit, Extern) and (unit.binds or unit.op is require):
         graph.barrier = index
     if fusion and isinstance(unit, Group) and not changes:
-        _join_with_earlier(graph, index, names)
+        _join_with_earlier(graph, index)
 
 
-def _join_with_earlier(graph: _Graph, index: int, names: set[str]) -> None:
+def _join_with_earlier(graph: _Graph, index: int) -> None:
     """Fuses the newest vertex with the groups that make what it reads, then with those that read the same."""
-    producers = {graph.maker[name] for name in names if name in graph.maker}
-    siblings = {i for name in names for i in graph.readers[name] if index - i < REACH}
+    vertices = graph.vertices
+    names = vertices[index].reads
+    producers = {graph.found(graph.maker[name]) for name in names if name in graph.maker}
+    siblings = [i for i in range(max(0, index - REACH + 1), index) if not names.isdisjoint(vertices[i].reads)]
     current = index
-    for candidate in (*sorted(producers, reverse=True), *sorted(siblings - producers, reverse=True)):
-        vertex = graph.vertices[candidate]
-        if candidate == current or not vertex.alive or not isinstance(vertex.unit, Group):
+    for candidate in (*sorted(producers, reverse=True), *(i for i in reversed(siblings) if i not in producers)):
+        vertex, mine = vertices[candidate], vertices[current]
+        if candidate == current or vertex.into is not None or not isinstance(vertex.unit, Group):
             continue
-        mine = graph.vertices[current]
-        if _path_between(graph, candidate, current):
+        places = _joint_places(graph, candidate, current)
+        if places is None:
             continue
-        first, second = (mine, vertex) if current in vertex.needs else (vertex, mine)
+        first, second = (mine, vertex) if current in map(graph.found, vertex.needs) else (vertex, mine)
         assert isinstance(first.unit, Group) and isinstance(second.unit, Group)
         joined = fuse(first.unit, second.unit, graph.ctx.buffers)
         if isinstance(joined, str):
             graph.ctx.refusals.append(Refusal(first.unit.stages[-1].name, second.unit.stages[-1].name, joined))
             continue
         _replace(graph, candidate, current, joined)
+        for moved, place in places.items():
+            vertices[moved].place = place
         current = candidate
 
 
-def _path_between(graph: _Graph, first: int, second: int) -> bool:
-    """Whether some third unit depends on one and is needed by the other."""
-    return any(
-        need != a and graph.vertices[need].before & 1 << a
-        for a, b in ((first, second), (second, first))
-        for need in graph.vertices[b].needs
-    )
+def _joint_places(graph: _Graph, kept: int, gone: int) -> dict[int, int] | None:
+    """The places of `kept`, and of others that have to move, when it does the work of both. None: a third vertex needs
+    one of the two and is needed by the other, or that was not found out in MOST_STEPS."""
+    vertices = graph.vertices
+    earlier, later = sorted((kept, gone), key=lambda index: vertices[index].place)
+    begin, end = vertices[earlier].place, vertices[later].place
+
+    before = _reached(graph, later, earlier, lambda vertex: vertex.needs)
+    if before is not None and not before:
+        return {kept: begin}
+    if before is not None and earlier in before:
+        return None
+    behind = _reached(graph, earlier, later, lambda vertex: vertex.needed_by)
+    if behind is not None and not behind:
+        return {kept: end}
+    if before is None or behind is None:
+        return None
+    moved = [*sorted(before, key=lambda i: vertices[i].place), kept, *sorted(behind, key=lambda i: vertices[i].place)]
+    pool = sorted([begin, end, *(vertices[index].place for index in before | behind)])
+    return dict(zip(moved, [*pool[: len(before) + 1], *pool[len(before) + 2 :]]))
+
+
+def _reached(graph: _Graph, start: int, goal: int, edges: Callable[[_Vertex], Iterable[int]]) -> set[int] | None:
+    """The vertices with places between these two that edges lead to from `start`; as soon as they lead from there to
+    `goal`, this is among them, and the search ends. None: it takes more than MOST_STEPS."""
+    low, high = sorted((graph.vertices[start].place, graph.vertices[goal].place))
+    reached: set[int] = set()
+    stack = [start]
+    steps = 0
+    while stack:
+        at = stack.pop()
+        for edge in edges(graph.vertices[at]):
+            steps += 1
+            if steps > MOST_STEPS:
+                return None
+            index = graph.found(edge)
+            if index == goal and at != start:
+                return {goal}
+            if index not in reached and low < graph.vertices[index].place < high:
+                reached.add(index)
+                stack.append(index)
+    return reached
 
 
 def _replace(graph: _Graph, kept: int, gone: int, unit: Group) -> None:
     """Vertex `kept` becomes `unit`, which does the work of both."""
     old, new = graph.vertices[gone], graph.vertices[kept]
-    either = 1 << kept | 1 << gone
+    old.into = kept
     new.unit = unit
-    new.needs = (new.needs | old.needs) - {kept, gone}
-    new.before = (new.before | old.before) & ~either
+    new.reads |= old.reads
+    new.needs = {graph.found(need) for need in new.needs | old.needs} - {kept}
+    new.needed_by |= old.needed_by
     new.last = max(new.last, old.last)
-    old.alive = False
-    for vertex in graph.vertices:
-        if vertex.alive and vertex is not new and vertex.before & either:
-            vertex.before = (vertex.before | new.before | 1 << kept) & ~(1 << gone)
-            if gone in vertex.needs:
-                vertex.needs = (vertex.needs - {gone}) | {kept}
-    for name in unit_writes(unit):
-        if graph.maker.get(name) == gone:
-            graph.maker[name] = kept
-    for name in unit_reads(old.unit):
-        graph.readers[name] = list(dict.fromkeys(kept if i == gone else i for i in graph.readers[name]))
 
 
 def _ordered(graph: _Graph) -> list[Unit]:
     """A topological order that stays close to the order of the program."""
     order: dict[int, Unit] = {}
-    alive = [index for index, vertex in enumerate(graph.vertices) if vertex.alive]
+    alive = [index for index, vertex in enumerate(graph.vertices) if vertex.into is None]
     stack = sorted(alive, key=lambda i: graph.vertices[i].last, reverse=True)
     while stack:
         top = stack[-1]
-        missing = [i for i in graph.vertices[top].needs if i not in order]
+        missing = [need for need in {*map(graph.found, graph.vertices[top].needs)} if need not in order]
         if missing:
             stack.extend(missing)
         else:

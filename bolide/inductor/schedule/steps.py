@@ -49,7 +49,8 @@ class StepWriter:
         tensors = [TensorInput(tensor.name, type_of(ctx.buffers[tensor.name])) for tensor in given]
         known = {tensor.name: tensor for tensor in tensors}
         self.inputs: tuple[Input, ...] = tuple([known.get(name) or WordInput(name) for name in inputs])
-        self.constants = tuple([tensor for tensor in tensors if tensor.name not in inputs])
+        named = frozenset(inputs)
+        self.constants = tuple([tensor for tensor in tensors if tensor.name not in named])
         self.steps: list[Step] = []
         self.kernels: list[Kernel] = []
         self.objects: list[object] = []
