@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import torch
 import torch.fx
@@ -36,11 +37,14 @@ def may_raise(node: torch.fx.Node) -> bool:
     target = node.target
     if node.op != "call_function" or not isinstance(target, OpOverload):
         return False
-    answer = _may_raise(target)
-    if answer is None:
-        meta = node.meta.get("val")
-        return isinstance(meta, TensorMeta) and not (meta.dtype.is_floating_point or meta.dtype.is_complex)
-    return answer
+    meta = node.meta.get("val")
+    return call_may_raise(target, [meta.dtype] if isinstance(meta, TensorMeta) else [])
+
+
+def call_may_raise(func: OpOverload, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether an operation with results of these types raises for some data."""
+    answer = _may_raise(func)
+    return any(not (d.is_floating_point or d.is_complex) for d in dtypes) if answer is None else answer
 
 
 def _base_name(func: OpOverload) -> str:

@@ -130,7 +130,8 @@ class Scatter:
     value.
 
     `coords` may use ``$0, $1 …`` for `operands`. With mode ``set`` and repeated coordinates the last in row-major
-    order of the axes wins (as eager on CPU does for index_put/scatter)."""
+    order of the axes wins (as eager on CPU does for index_put/scatter). Without operands no two points have the same
+    coordinates. Where `base` is `name`, that buffer itself is updated."""
 
     name: str
     dtype: torch.dtype

@@ -105,7 +105,7 @@ def _scattered(definition: Scatter, buffers: Memory, env: Env) -> torch.Tensor:
     else:
         for place, element in zip(linear.tolist(), value):
             flat[place] = element
-    return result
+    return buffers[definition.base].copy_(result) if definition.name == definition.base else result
 
 
 def _call(definition: Extern, buffers: Memory, env: Env) -> None:

@@ -12,6 +12,7 @@ from bolide.inductor.ir.loops import Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.scalar_ops import DRAWS
 from bolide.support.caches import on_reset
 from bolide.symbolic import Expr
+from bolide.tracing import fallible
 from bolide.tracing.graph import mapped
 from bolide.tracing.traits import traits_of
 
@@ -205,3 +206,11 @@ def readers_of(definitions: Iterable[Definition]) -> dict[str, list[Definition]]
 def is_impure(extern: Extern) -> bool:
     """Whether a call does more than make its results: later numbers follow from what it draws, too."""
     return traits_of(extern.op).seeded or extern.binds or not extern.names
+
+
+def may_raise(definition: Definition) -> bool:
+    """Whether a call may raise, with these sizes and types, for some data. (Memory may run out anywhere.)"""
+    if not isinstance(definition, Extern):
+        return False
+    library = definition.op.namespace == "mkldnn"
+    return definition.binds or (not library and fallible.call_may_raise(definition.op, definition.dtypes))

@@ -36,6 +36,7 @@ from bolide.inductor.lowering.values import (
     Operand,
     Reader,
     TensorValue,
+    Updated,
     broadcast,
     exprs,
     same_layout,
@@ -47,7 +48,23 @@ from bolide.tracing.graph import mapped
 from bolide.tracing.numbers.data import binds
 from bolide.tracing.traits import traits_of
 
+aten = torch.ops.aten
+COPY_ = aten.copy_.default
+
 _AT_START = Layout((), ZERO)  # of a number
+
+_INTO_VIEWS = {aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default}
+_BY_INDEX = {
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
+    aten.index_copy.default,
+    aten.index_add.default,
+    aten.index_fill.int_Scalar,
+    aten.index_fill.int_Tensor,
+    aten.scatter.src,
+    aten.scatter.value,
+    aten.scatter_add.default,
+}
 
 
 class Lowering:
@@ -63,6 +80,8 @@ class Lowering:
         self.computed: dict[str, int] = {}  # buffers whose layout may still be declared -> place in definitions
         self.copies: dict[object, str] = {}
         self.checked: set[object] = set()  # indices whose bounds are checked already
+        self.updates: set[torch.fx.Node] = set()  # scatters of which an input becomes the result
+        self.updated: dict[str, Updated] = {}  # what they have made
         self.node: torch.fx.Node
         self._names = 0
         self._axes = 0
@@ -211,26 +230,32 @@ class Lowering:
         value: Reader,
         mode: Literal["set", "add"],
     ) -> TensorValue:
-        """A copy of `base` into which value(i) is written (or added) at coords(i), for i over `extents`."""
-        whole = base if not base.maps else self.copy(base)
+        """A copy of `base` into which value(i) is written (or added) at coords(i), for i over `extents`. An input that
+        becomes the result is updated through the view that `base` is of it: then the copy is of all of it."""
+        through = self.node in self.updates
+        whole = base if through or not base.maps else self.copy(base)
         names, axes = self.axes(extents)
         places, operands = coords(axes)
-        return self._add(
-            Scatter(
-                self.name(),
-                base.dtype,
-                base.shape,
-                whole.buffer,
-                names,
-                extents,
-                places,
-                operands,
-                sc.cast(value(axes), base.dtype),
-                mode,
-                origin=self.origin,
-                device=self.devices[whole.buffer],
-            )
+        scattered = Scatter(
+            self.name(),
+            base.dtype,
+            self.shapes[whole.buffer],
+            whole.buffer,
+            names,
+            extents,
+            whole.at(places),
+            operands,
+            sc.cast(value(axes), base.dtype),
+            mode,
+            origin=self.origin,
+            device=self.devices[whole.buffer],
         )
+        result = self._add(scattered)
+        result = replace(result, shape=base.shape, maps=whole.maps)
+        if through:
+            self.updated[result.buffer] = Updated(whole.buffer)
+            self.updated[result.buffer].within(result)
+        return result
 
     def copy(self, value: TensorValue, layout: Layout | None = None) -> TensorValue:
         return self.compute(value.shape, value.dtype, value.load, layout, device=self.devices[value.buffer])
@@ -449,6 +474,7 @@ def lower(gm: torch.fx.GraphModule, fresh: Collection[int] = ()) -> Program:
         fresh: the places of results that must be memory of their own, whatever operation made them.
     """
     ctx = Lowering()
+    ctx.updates = {node for write in gm.graph.nodes if write.target is COPY_ for node in updates_of(write)}
     size_vars: dict[str, int] = {}
     results: list[Any] = []
     write_backs: list[WriteBack] = []
@@ -466,13 +492,50 @@ def lower(gm: torch.fx.GraphModule, fresh: Collection[int] = ()) -> Program:
         elif node.op == "output":
             taken = {source.name for source in ctx.inputs}
             results = [_result(ctx, arg, taken if at in fresh else None) for at, arg in enumerate(node.args[0])]
-        elif node.target is torch.ops.aten.copy_.default:
+        elif node.target is COPY_:
             write_backs.append(_write_back(ctx, node))
         else:
             ctx.values[node] = _call(ctx, node)
             if binds(node):
                 size_vars[str(ctx.values[node])] = node.meta["val"].node.hint
     return Program(ctx.inputs, [*ctx.definitions, *write_backs], results, size_vars)
+
+
+# ---- updates of inputs ----------------------------------------------------------------------------------------------
+
+
+def updates_of(write: torch.fx.Node) -> set[torch.fx.Node]:
+    """The scatters that ``copy_(input, value)`` ends with: the last gives the value, and every one has the one before
+    it as its first operand, through views that show no element twice. Empty where they begin with another input."""
+    root = write.args[1]
+    while isinstance(root, torch.fx.Node) and (root.target in _INTO_VIEWS | _BY_INDEX or _is_map(root)):
+        root = root.args[0]
+    assert isinstance(root, torch.fx.Node)
+    return _between(root, write.args[1]) if root is write.args[0] or root.op == "call_function" else set()
+
+
+def _between(first: object, last: object) -> set[torch.fx.Node]:
+    """What is scattered into a view may be an update itself, of a smaller view."""
+    updates: set[torch.fx.Node] = set()
+    node = last
+    while isinstance(node, torch.fx.Node) and node is not first:
+        if node.target in _INTO_VIEWS:
+            updates |= {node, *_between(first, node.args[1])}
+        elif node.target in _BY_INDEX:
+            updates.add(node)
+        elif not _is_map(node):
+            return set()
+        node = node.args[0]
+    return updates if node is first else set()
+
+
+def _is_map(node: torch.fx.Node) -> bool:
+    """Whether it is a view that shows each element at most once."""
+    traits = traits_of(node.target)
+    return traits.view and not (traits.expands or traits.overlaps)
+
+
+# ---- results --------------------------------------------------------------------------------------------------------
 
 
 def _result(ctx: Lowering, arg: object, taken: set[str] | None) -> object:
@@ -498,4 +561,7 @@ def _write_back(ctx: Lowering, node: torch.fx.Node) -> WriteBack:
     shape = ctx.shape_of(meta)
     if value.dtype is not meta.dtype or value.shape != shape:
         value = ctx.compute(shape, meta.dtype, ctx.reader(value, meta.dtype))
+    _, axes = view_axes(shape)
+    if value.maps and value.at(axes) == axes and ctx.shapes[value.buffer] == shape:  # there and back again
+        value = replace(value, maps=())
     return WriteBack(input_name(target), ctx.as_view(value))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -13,7 +14,7 @@ import torch.fx
 
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
-from bolide.inductor.lowering.context import Lowering
+from bolide.inductor.lowering.context import Lowering, view_axes
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import ONE, ZERO, Coords, TensorValue, replaced
 from bolide.inductor.lowering.views import index_place, reshape, start_place
@@ -181,36 +182,59 @@ def _least(expr: Expr) -> float:
 # ---- writing into a view: functional forms -------------------------------------------------------------------------
 
 
-Region = Callable[[Coords], tuple[Node, Coords]]
-"""From an element to whether it is one of those written, and which."""
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The part of a tensor that a view shows. `find`: from an element of the tensor to whether the view shows it, and
+    as which of its elements; `spot`: from an element of the view to that of the tensor."""
+
+    find: Callable[[Coords], tuple[Node, Coords]]
+    spot: Callable[[Coords], Coords]
 
 
-def _register_written(name: str, place_of: Callable[..., Region]) -> None:
-    """What writes into a view: place_of(shape, shape of what is written, arguments of the view)."""
+def _register_written(name: str, region_of: Callable[..., Region]) -> None:
+    """What writes into a view: region_of(shape, shape of what is written, arguments of the view)."""
 
     @lowering(getattr(aten, f"{name}_scatter").default)
     def scatter(ctx: Lowering, x: TensorValue, src: TensorValue, *args: object, **kwargs: object) -> object:
         if may_overlap(ctx.node.all_input_nodes[0]):
             return EXTERN
-        return _written(ctx, x, src, place_of(x.shape, src.shape, *args, **kwargs))
+        region = region_of(x.shape, src.shape, *args, **kwargs)
+        if ctx.node in ctx.updates and not src.is_empty:
+            return _updated(ctx, x, src, region)
+        return _written(ctx, x, src, region)
 
     @lowering(getattr(aten, f"{name}_backward").default)
     def backward(ctx: Lowering, grad: TensorValue, input_sizes: object, *args: object, **kwargs: object) -> TensorValue:
-        return _written(ctx, None, grad, place_of(ctx.out[0], grad.shape, *args, **kwargs))
+        return _written(ctx, None, grad, region_of(ctx.out[0], grad.shape, *args, **kwargs))
 
 
-def _written(ctx: Lowering, base: TensorValue | None, source: TensorValue, place: Region) -> TensorValue:
+def _written(ctx: Lowering, base: TensorValue | None, source: TensorValue, region: Region) -> TensorValue:
     """`base` (None: zeros) with `source` in it."""
     shape, dtype = ctx.out
     if source.is_empty:
         return ctx.copy(base) if base else ctx.compute(shape, dtype, lambda coords: sc.const(0, dtype))
 
     def body(coords: Coords) -> Node:
-        inside, at = place(coords)
+        inside, at = region.find(coords)
         written = sc.cast(source.load_if(inside, at), dtype)
         return written if base is None else sc.where(inside, written, base.load(coords))
 
     return ctx.compute(shape, dtype, body)
+
+
+def _updated(ctx: Lowering, base: TensorValue, source: TensorValue, region: Region) -> TensorValue:
+    """`base`, of which an input is to become the result, with `source` in it. Where that is this very part of `base`,
+    perhaps updated, nothing more is written."""
+    _, axes = view_axes(source.shape)
+    if source.at(axes) == base.at(region.spot(axes)):
+        if source.buffer == base.buffer:
+            return base
+        updated = ctx.updated.get(source.buffer)
+        if updated is not None and updated.base == base.buffer and updated.is_within(source):
+            result = replace(base, buffer=source.buffer)
+            updated.within(result)
+            return result
+    return ctx.scatter(base, source.shape, lambda coords: (region.spot(coords), ()), source.load, "set")
 
 
 def _in_slice(
@@ -219,31 +243,39 @@ def _in_slice(
     dim %= len(shape)
     first, length = start_place(start, shape[dim]), written[dim]
 
-    def place(coords: Coords) -> tuple[Node, Coords]:
+    def find(coords: Coords) -> tuple[Node, Coords]:
         steps = coords[dim] - first
         inside = within(steps, 0, (length - 1) * step + 1)
         if step != 1:
             inside = sc.logical_and(inside, holds((steps % step).eq(0)))
         return inside, replaced(coords, dim, steps // step)
 
-    return place
+    return Region(find, lambda coords: replaced(coords, dim, coords[dim] * step + first))
 
 
 def _in_selected(shape: Coords, written: Coords, dim: int, index: object) -> Region:
     dim %= len(shape)
     chosen = index_place(index, shape[dim])
-    return lambda coords: (holds(coords[dim].eq(chosen)), replaced(coords, dim))
+    return Region(
+        lambda coords: (holds(coords[dim].eq(chosen)), replaced(coords, dim)),
+        lambda coords: (*coords[:dim], chosen, *coords[dim:]),
+    )
 
 
 def _on_diagonal(shape: Coords, written: Coords, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Region:
     dim1, dim2 = dim1 % len(shape), dim2 % len(shape)
 
-    def place(coords: Coords) -> tuple[Node, Coords]:
+    def find(coords: Coords) -> tuple[Node, Coords]:
         others = tuple(coord for d, coord in enumerate(coords) if d not in (dim1, dim2))
         along = coords[dim1] if offset >= 0 else coords[dim2]
         return holds((coords[dim2] - coords[dim1]).eq(offset)), (*others, along)
 
-    return place
+    def spot(coords: Coords) -> Coords:
+        others, along = iter(coords[:-1]), coords[-1]
+        own = {dim1: along + max(-offset, 0), dim2: along + max(offset, 0)}
+        return tuple(own[d] if d in own else next(others) for d in range(len(shape)))
+
+    return Region(find, spot)
 
 
 _register_written("slice", _in_slice)

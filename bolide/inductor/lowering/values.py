@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from bolide.inductor.ir.definitions import Element, Layout
+from bolide.inductor.ir.definitions import Element, Layout, volume
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.symbolic import Expr, as_expr
@@ -83,6 +83,24 @@ class TensorValue:
     def view(self, shape: Sequence[Expr], step: IndexMap) -> TensorValue:
         """This tensor reindexed: element `c` of the result is element `step(c)` of this one."""
         return TensorValue(self.buffer, self.dtype, tuple(shape), (step, *self.maps), self.formula)
+
+
+@dataclass(slots=True)
+class Updated:
+    """A buffer that is `base` but for elements that each of `views` of it (their maps, and number of elements)
+    shows."""
+
+    base: str
+    views: set[tuple[tuple[IndexMap, ...], Expr]] = field(default_factory=set)
+
+    def within(self, view: TensorValue) -> None:
+        """Note a view that shows them."""
+        self.views.add((view.maps, volume(view.shape)))
+
+    def is_within(self, view: TensorValue) -> bool:
+        """Whether a view is known to show them: it is one of `views`, or all elements of one in another shape."""
+        count = volume(view.shape)
+        return any(count is number and view.maps[len(view.maps) - len(maps) :] == maps for maps, number in self.views)
 
 
 MaybeTensor = TensorValue | None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from bolide.inductor.ir.definitions import Extern, Program, WriteBack
 from bolide.inductor.schedule.fuse import fuse
+from bolide.inductor.schedule.order import checked_only
 from bolide.inductor.schedule.stages import Group, Refusal, Scheduling, Unit, stage_of, unit_reads, unit_writes
 from bolide.tracing.numbers.data import require
 
@@ -44,6 +45,7 @@ class _Graph:
     maker: dict[str, int] = field(default_factory=dict)
     readers: dict[str, list[int]] = field(default_factory=dict)
     barrier: int | None = None
+    apart: frozenset[str] = frozenset()  # buffers that do not share kernels with others
 
     def found(self, index: int) -> int:
         """The vertex that does the work of this one now."""
@@ -56,7 +58,7 @@ class _Graph:
 
 def group(program: Program, ctx: Scheduling, fusion: bool) -> list[Unit]:
     """The units of a program, in a valid order of execution."""
-    graph = _Graph(ctx)
+    graph = _Graph(ctx, apart=checked_only(program))
     for definition in program.definitions:
         unit: Unit
         if isinstance(definition, (Extern, WriteBack)):
@@ -105,7 +107,7 @@ def _join_with_earlier(graph: _Graph, index: int) -> None:
         if candidate == current or vertex.into is not None or not isinstance(vertex.unit, Group):
             continue
         places = _joint_places(graph, candidate, current)
-        if places is None:
+        if places is None or _is_apart(graph, vertex.unit) != _is_apart(graph, mine.unit):
             continue
         first, second = (mine, vertex) if current in map(graph.found, vertex.needs) else (vertex, mine)
         assert isinstance(first.unit, Group) and isinstance(second.unit, Group)
@@ -117,6 +119,10 @@ def _join_with_earlier(graph: _Graph, index: int) -> None:
         for moved, place in places.items():
             vertices[moved].place = place
         current = candidate
+
+
+def _is_apart(graph: _Graph, unit: Unit) -> bool:
+    return graph.apart.issuperset(unit_writes(unit))
 
 
 def _joint_places(graph: _Graph, kept: int, gone: int) -> dict[int, int] | None:

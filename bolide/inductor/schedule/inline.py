@@ -89,7 +89,7 @@ def _kept_in_memory(program: Program) -> frozenset[str]:
         if isinstance(definition, Extern):
             kept |= reads(definition)
         elif isinstance(definition, Scatter):
-            kept.add(definition.name)
+            kept |= {definition.name, definition.base}
         elif not isinstance(definition, Computed):
             kept.add(definition.source.buffer)
     return frozenset(kept)

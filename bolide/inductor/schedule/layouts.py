@@ -1,10 +1,27 @@
-"""Where the elements of every buffer are."""
+"""Where the elements of every buffer are.
+
+A buffer that is written back to an input is computed there: its *home* is the input's memory. It can be where, in the
+order of execution,
+
+- every other unit that reads the input, or updates it, comes before the one that computes the buffer;
+- everything that may raise does too: nothing outside may have changed when a graph raises;
+- no call can have kept the memory of either, and the buffer is no result of the graph;
+- its elements may lie as the input's do, and its kernel reads those of the input before it stores there (`reuse`).
+
+Inputs that are written share no memory with others, and no two of their elements do (contract of a graph).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
 from bolide.inductor.ir.definitions import Computed, Extern, Layout, Program, WriteBack, described
-from bolide.inductor.ir.walks import loads_of, views_in
-from bolide.inductor.schedule.stages import Buffer
+from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.ir.walks import loads_of, may_raise, reads, viewed, views_in, writes
+from bolide.inductor.runtime.results import gives_new_memory
+from bolide.inductor.schedule.reuse import overwrites_safely
+from bolide.inductor.schedule.stages import Buffer, Group, Scheduling, Unit, unit_reads, unit_writes
 from bolide.symbolic import Expr, is_packed
 
 ZERO = Expr.const(0)
@@ -16,7 +33,7 @@ def decide_layouts(program: Program) -> dict[str, Buffer]:
     buffers: dict[str, Buffer] = {}
     for given in program.inputs:
         buffers[given.name] = Buffer(given.dtype, given.shape, Layout(given.layout.stride, ZERO), given.device)
-    fixed = _strided_views(program)
+    fixed = strided_views(program)
     for definition in program.definitions:
         if isinstance(definition, WriteBack):
             continue
@@ -28,7 +45,7 @@ def decide_layouts(program: Program) -> dict[str, Buffer]:
     return buffers
 
 
-def _strided_views(program: Program) -> set[str]:
+def strided_views(program: Program) -> set[str]:
     """Buffers of which a call or a result is a strided view: its strides hold for the row-major layout."""
     views = views_in(program.results)
     for definition in program.definitions:
@@ -57,3 +74,86 @@ def _is_dense(shape: tuple[Expr, ...], stride: tuple[Expr, ...]) -> bool:
         return False
     order = sorted(range(len(shape)), key=lambda dim: (stride[dim].value, shape[dim].value))
     return is_packed(shape, stride, order)
+
+
+# ---- homes ----------------------------------------------------------------------------------------------------------
+
+
+def free_layouts(program: Program) -> set[str]:
+    """The buffers that may lie anyhow: only kernels see where their elements are."""
+    seen = strided_views(program) | viewed(program.results)
+    for definition in program.definitions:
+        if isinstance(definition, Extern):
+            seen |= reads(definition)
+    free = {d.name for d in program.definitions if isinstance(d, Computed) and d.layout is None}
+    return free - seen
+
+
+@dataclass(slots=True)
+class Homes:
+    """`of`: the input in whose memory a buffer is to be; `layouts`: where its elements were to lie otherwise."""
+
+    of: dict[str, str]
+    layouts: dict[str, Layout]
+
+
+def find_homes(units: Sequence[Unit], ctx: Scheduling, free: Collection[str]) -> Homes:
+    """Homes for the sources of write-backs. The layouts of the buffers become those of the inputs."""
+    homes = Homes({}, {})
+    if not any(isinstance(unit, WriteBack) for unit in units):
+        return homes
+    facts = _Facts(units, ctx)
+    for at, unit in enumerate(units):
+        if isinstance(unit, WriteBack) and unit.source.stride is None:
+            name, target = unit.source.buffer, unit.target
+            buffer, memory = ctx.buffers[name], ctx.buffers[target]
+            alike = memory in (buffer, replace(buffer, layout=memory.layout) if name in free else None)
+            if alike and name not in homes.of and facts.allow(name, target, at):
+                homes.of[name], homes.layouts[name] = target, buffer.layout
+                ctx.buffers[name] = memory
+    return homes
+
+
+class _Facts:
+    """Where the units of a plan read and write, by position."""
+
+    def __init__(self, units: Sequence[Unit], ctx: Scheduling) -> None:
+        self.units = units
+        self.taken = viewed(ctx.results)
+        self.reads: dict[str, list[int]] = {}
+        self.writes: dict[str, list[int]] = {}
+        self.checks = -1
+        for at, unit in enumerate(units):
+            for name in unit_reads(unit):
+                self.reads.setdefault(name, []).append(at)
+            for name in unit_writes(unit):
+                self.writes.setdefault(name, []).append(at)
+            if isinstance(unit, Extern):
+                if may_raise(unit):
+                    self.checks = at
+                if not gives_new_memory(unit.op):
+                    self.taken |= reads(unit) | set(writes(unit))
+
+    def allow(self, name: str, target: str, write: int) -> bool:
+        """Whether `name` can be computed in the memory of `target`, to which unit `write` would copy it."""
+        if name in self.taken or target in self.taken or name not in self.writes:
+            return False
+        maker = self.writes[name][0]
+        unit = self.units[maker]
+        if maker <= self.checks or not isinstance(unit, Group):
+            return False
+        if any(stage.name == name and stage.mode != "define" for stage in unit.stages):
+            return False
+        others = [*self.reads.get(target, ()), *self.writes[target]]
+        return all(at < maker for at in others if at not in (maker, write))
+
+
+def settle(homes: Homes, group: Group, kernel: Kernel, ctx: Scheduling) -> bool:
+    """Whether the kernel of a group can be as it is; else those of its results that it cannot compute in their homes
+    have none, and their layouts are again what they were."""
+    defined = [stage.name for stage in group.stages if stage.mode == "define" and stage.name in homes.of]
+    homeless = [name for name in defined if not overwrites_safely(kernel, homes.of[name], name)]
+    for name in homeless:
+        del homes.of[name]
+        ctx.buffers[name] = replace(ctx.buffers[name], layout=homes.layouts[name])
+    return not homeless

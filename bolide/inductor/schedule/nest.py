@@ -61,10 +61,21 @@ def _typical(strides: list[int]) -> int:
 
 
 def _ordered_axes(group: Group) -> frozenset[str]:
-    """Axes along which a scatter may meet the same element twice: those that do not move its target by themselves."""
-    updates = [stage for stage in group.stages if stage.mode != "define"]
-    moving = [{coord.text() for coord in stage.coords} for stage in updates]
-    return frozenset(name for stage, coords in zip(updates, moving) for name, _ in stage.axes if name not in coords)
+    """Axes along which a scatter may meet the same element twice: those that do not move its target by themselves. A
+    scatter without operands never does (`Scatter`)."""
+    updates = [stage for stage in group.stages if stage.mode != "define" and stage.operands]
+    return frozenset(
+        name
+        for stage in updates
+        for name, _ in stage.axes
+        if not any(_moves_by_itself(coord, name) for coord in stage.coords)
+    )
+
+
+def _moves_by_itself(coord: Expr, axis: str) -> bool:
+    """Whether a coordinate differs wherever the axis does, whatever else may differ: it is c·axis + d."""
+    step = coord.coefficient(axis)
+    return step is not None and step.is_const and step.value != 0 and coord.subs({axis: 0}).is_const
 
 
 def _merge(

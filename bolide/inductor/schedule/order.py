@@ -7,11 +7,11 @@ activation that it reads dies with it.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from bolide.inductor.ir.definitions import Extern, WriteBack, volume
-from bolide.inductor.ir.walks import is_impure, viewed
-from bolide.inductor.schedule.stages import Buffer, Scheduling, Unit, unit_reads, unit_writes
+from bolide.inductor.ir.definitions import Definition, Extern, Program, WriteBack, volume
+from bolide.inductor.ir.walks import is_impure, may_raise, reads, viewed, writes
+from bolide.inductor.schedule.stages import Buffer, Group, Scheduling, Unit, unit_reads, unit_writes
 
 #: Gains below this many bytes are not worth another order.
 FEWEST_BYTES = 1 << 16
@@ -52,7 +52,8 @@ def order_for_memory(units: list[Unit], ctx: Scheduling, kept: Collection[str]) 
 
 def _uses(unit: Unit, known: dict[str, int]) -> _Uses:
     reads, writes = frozenset(unit_reads(unit)), frozenset(unit_writes(unit))
-    fixed = isinstance(unit, WriteBack) or (isinstance(unit, Extern) and is_impure(unit))
+    updates = isinstance(unit, Group) and any(stage.mode != "define" for stage in unit.stages)
+    fixed = updates or isinstance(unit, WriteBack) or (isinstance(unit, Extern) and is_impure(unit))
     return _Uses(reads, writes, sum(known.get(name, 0) for name in writes - reads), fixed)
 
 
@@ -75,3 +76,42 @@ def _bytes(buffer: Buffer) -> int:
     """The size of a buffer; 0 where it is symbolic, so that such buffers decide nothing."""
     count = volume(buffer.shape)
     return count.value * buffer.dtype.itemsize if count.is_const else 0
+
+
+# ---- what may raise comes first -------------------------------------------------------------------------------------
+
+
+def checks_first(program: Program) -> Program:
+    """The program with all that may raise, and what it needs, before everything else, if inputs are written: these can
+    be written in place behind it."""
+    positions = [at for at, definition in enumerate(program.definitions) if _keeps_order(definition)]
+    if not positions or not any(isinstance(definition, WriteBack) for definition in program.definitions):
+        return program
+    needed: set[str] = set()
+    first: list[Definition] = []
+    rest: list[Definition] = []
+    for at in range(len(program.definitions) - 1, -1, -1):
+        definition = program.definitions[at]
+        made = () if isinstance(definition, WriteBack) else writes(definition)
+        if _keeps_order(definition) or not needed.isdisjoint(made):
+            needed |= reads(definition)
+            first.append(definition)
+        else:
+            rest.append(definition)
+    return replace(program, definitions=[*first[::-1], *rest[::-1]])
+
+
+def checked_only(program: Program) -> frozenset[str]:
+    """What checks alone read, if inputs are written: kernels of their own make it, so that checks need not wait."""
+    if not any(isinstance(definition, WriteBack) for definition in program.definitions):
+        return frozenset()
+    checked: set[str] = set()
+    others = viewed(program.results)
+    for definition in program.definitions:
+        check = isinstance(definition, Extern) and not definition.names
+        (checked if check else others).update(reads(definition))
+    return frozenset(checked - others)
+
+
+def _keeps_order(definition: Definition) -> bool:
+    return isinstance(definition, Extern) and (may_raise(definition) or is_impure(definition))

@@ -13,11 +13,11 @@ from bolide.inductor.ir.walks import viewed
 from bolide.inductor.plan import Plan
 from bolide.inductor.schedule.grouping import group
 from bolide.inductor.schedule.inline import inline, prune
-from bolide.inductor.schedule.layouts import decide_layouts
+from bolide.inductor.schedule.layouts import Homes, decide_layouts, find_homes, free_layouts, settle
 from bolide.inductor.schedule.loop_writer import kernel_of
-from bolide.inductor.schedule.order import order_for_memory
+from bolide.inductor.schedule.order import checks_first, order_for_memory
 from bolide.inductor.schedule.products import accumulate_products, choose_libraries
-from bolide.inductor.schedule.split import expand_scatters, split_reductions
+from bolide.inductor.schedule.split import split_reductions, update_in_place
 from bolide.inductor.schedule.stages import Group, Refusal, Scheduling, Unit, unit_reads
 from bolide.inductor.schedule.steps import StepWriter
 from bolide.symbolic import Expr
@@ -36,11 +36,12 @@ class Schedule:
 
 PROGRAM_PASSES: list[tuple[str, Callable[[Program], Program]]] = [
     ("prune", prune),
-    ("scatters", expand_scatters),
     ("accumulate", accumulate_products),
     ("inline", inline),
     ("split", split_reductions),
     ("libraries", choose_libraries),
+    ("checks", checks_first),
+    ("scatters", update_in_place),
 ]
 
 
@@ -61,7 +62,7 @@ def schedule_program(program: Program, inputs: tuple[str, ...], static: Collecti
         units = order_for_memory(units, ctx, static)
     with timed(seconds, "emit"):
         writer = StepWriter(ctx, inputs, program.inputs)
-        plan = _plan_of(units, ctx, writer)
+        plan = _plan_of(units, ctx, writer, find_homes(units, ctx, free_layouts(program)))
     strides = [
         ctx.buffers[result.buffer].layout.stride if isinstance(result, View) and result.stride is None else None
         for result in program.results
@@ -69,15 +70,19 @@ def schedule_program(program: Program, inputs: tuple[str, ...], static: Collecti
     return Schedule(plan, tuple(writer.objects), strides, ctx.refusals, seconds)
 
 
-def _plan_of(units: list[Unit], ctx: Scheduling, writer: StepWriter) -> Plan:
+def _plan_of(units: list[Unit], ctx: Scheduling, writer: StepWriter, homes: Homes) -> Plan:
     readers = _outside_readers(units, ctx.results)
     for unit in units:
         if isinstance(unit, Group):
             stored = {s.name for s in unit.stages if s.mode != "define" or readers.get(s.name, set()) - {id(unit)}}
-            writer.launch(kernel_of(unit, stored, ctx.buffers, f"k{len(writer.kernels)}_{unit.stages[-1].name}"))
+            name = f"k{len(writer.kernels)}_{unit.stages[-1].name}"
+            kernel = kernel_of(unit, stored, ctx.buffers, name)
+            if not settle(homes, unit, kernel, ctx):
+                kernel = kernel_of(unit, stored, ctx.buffers, name)
+            writer.launch(kernel, homes.of)
         elif isinstance(unit, Extern):
             writer.call(unit)
-        else:
+        elif homes.of.get(unit.source.buffer) != unit.target:
             writer.write_back(unit)
     return writer.finish(ctx.results)
 

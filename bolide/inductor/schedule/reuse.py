@@ -7,7 +7,7 @@ Sound only if no element is overwritten before its last read. A load of the oper
   of this iteration covers: the indices agree when the loops below are named alike. No other iteration stores there,
   because a result stores each of its elements once,
 - or in the same iteration of all loops, at the very element, not after the store: a kernel loads a value when it is
-  first asked for.
+  first asked for, and remembers it until the loop's body ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bolide.inductor.ir.definitions import axis_var
-from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Loop, Stmt, Store
+from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Loop, Node, Stmt, Store
 from bolide.inductor.ir.walks import nodes_below, roots_of
 from bolide.inductor.plan import Alloc, Call, Free, Launch, Reuse, Step, View, defined_names, used_names
 from bolide.inductor.plan.schemas import overload_of
@@ -78,22 +78,35 @@ def _reuse(steps: list[Step], position: int, kernel: Kernel, dying: list[str], b
                 dying.remove(chosen)
 
 
+def overwrites_safely(kernel: Kernel, old: str, new: str) -> bool:
+    """Whether the buffer `new` may be stored in the memory of `old`, with the same layout."""
+    uses = _uses(kernel)
+    return _harmless(uses.get(old, []), uses.get(new, []))
+
+
 def _harmless(loads: list[_Use], stores: list[_Use]) -> bool:
-    """Whether the loads of one buffer never come after the store of another one to the same memory."""
-    if len(stores) != 1 or not stores[0].direct:
+    """Whether the loads of one buffer never come after the store of another one to the same memory. Of several stores
+    (the pieces of a loop) each has elements of its own, so that the one of an element that is loaded counts."""
+    if not stores or not all(use.direct for use in (*loads, *stores)):
         return False
-    return all(load.direct and _before(load, stores[0]) for load in loads)
+    return all(
+        any(_at_its_element(load, store) for store in stores) or all(_before(load, store) for store in stores)
+        for load in loads
+    )
+
+
+def _at_its_element(load: _Use, store: _Use) -> bool:
+    """Whether in every iteration one element is loaded and then, or in the same statement, stored."""
+    together = load.axes == store.axes and load.positions[:-1] == store.positions[:-1]
+    return together and load.positions[-1] <= store.positions[-1] and load.access.index == store.access.index
 
 
 def _before(load: _Use, store: _Use) -> bool:
+    """Whether all loads of an element come before it is stored."""
     shared = 0
     while shared < min(len(load.axes), len(store.axes)) and load.positions[shared] == store.positions[shared]:
         shared += 1
-    if load.positions[shared] > store.positions[shared]:
-        return False
-    if shared == len(load.axes) == len(store.axes):
-        return load.access.index == store.access.index
-    if load.positions[shared] == store.positions[shared]:
+    if load.positions[shared] >= store.positions[shared]:
         return False
     return shared == 0 or _same_places(load, store, shared)
 
@@ -108,21 +121,23 @@ def _same_places(load: _Use, store: _Use, shared: int) -> bool:
 
 
 def _uses(kernel: Kernel) -> dict[str, list[_Use]]:
-    """Loads and stores by buffer."""
+    """Stores and loads by buffer. Of the loads of one node those are left out that come when it is remembered: behind
+    another one in the same body or one around it."""
     uses: dict[str, list[_Use]] = {}
 
-    def visit(body: tuple[Stmt, ...], outer: tuple[int, ...], axes: tuple[Axis, ...]) -> None:
+    def visit(body: tuple[Stmt, ...], outer: tuple[int, ...], axes: tuple[Axis, ...], known: frozenset[Node]) -> None:
         for position, statement in enumerate(body):
             positions = (*outer, position)
             if isinstance(statement, Loop):
-                visit(statement.body, positions, (*axes, statement.axis))
+                visit(statement.body, positions, (*axes, statement.axis), known)
             elif not isinstance(statement, Init):
-                loads = [node for node in nodes_below(roots_of(statement)) if node.op == "load"]
+                loads = [node for node in nodes_below(roots_of(statement), known.__contains__) if node.op == "load"]
+                known = known.union(loads)
                 accesses = [(load.arg, not load.src) for load in loads]
                 if isinstance(statement, Store):
                     accesses.append((statement.access, not statement.operands and statement.mode == "set"))
                 for access, direct in accesses:
                     uses.setdefault(access.buffer, []).append(_Use(access, positions, axes, direct))
 
-    visit(kernel.body, (), ())
+    visit(kernel.body, (), (), frozenset())
     return uses

@@ -1,13 +1,53 @@
-"""Definitions that become two: a Scatter becomes a copy of its base and an update of the copy; a long reduction to few
-results becomes partial results and their reduction, so that all threads have work."""
+"""Definitions that become two, and those that need not: a Scatter becomes an update of its base, or of a copy of that
+where it is still needed; a long reduction to few results becomes partial results and their reduction, so that all
+threads have work.
+
+A base can be updated where
+
+- nothing reads it, or gives it as a result, after the scatter, and the scatter itself reads it only at the element that
+  it writes;
+- it is a buffer of the plan's own, or an input that is written back: what it held is lost anyway. No other input lies
+  in the same memory (contract of a graph);
+- no call can have kept it, or have given something in its memory;
+- of an input: nothing that may raise comes later, because nothing outside may have changed when a graph raises.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from bolide.inductor.ir.definitions import Computed, Definition, Element, Program, Scatter, axis_var, axis_vars, volume
+from bolide.inductor.ir.definitions import (
+    Computed,
+    Definition,
+    Element,
+    Extern,
+    Layout,
+    Program,
+    Scatter,
+    View,
+    WriteBack,
+    axis_var,
+    axis_vars,
+    volume,
+)
 from bolide.inductor.ir.loops import Node
-from bolide.inductor.ir.walks import loads_of, substitute
+from bolide.inductor.ir.walks import (
+    loads_of,
+    map_leaves,
+    may_raise,
+    reads,
+    rewriter,
+    roots_of,
+    substitute,
+    viewed,
+    with_roots,
+    writes,
+)
+from bolide.inductor.runtime.results import gives_new_memory
+from bolide.inductor.schedule.inline import value_at
+from bolide.inductor.schedule.layouts import strided_views
+from bolide.inductor.schedule.stages import is_one
 from bolide.symbolic import Expr
 
 FEW_ROWS = 16  # fewer results of reductions along memory
@@ -18,24 +58,7 @@ FEWEST_PARTS = 4
 SPLITTABLE = ("sum", "prod", "min", "max", "any", "all")
 
 
-def expand_scatters(program: Program) -> Program:
-    """Every Scatter becomes the copy of its base, under its own name, and the update of that copy."""
-    done: list[Definition] = []
-    for definition in program.definitions:
-        if isinstance(definition, Scatter) and definition.base != definition.name:
-            name, dtype, shape = definition.name, definition.dtype, definition.shape
-            axes = tuple([f"{name}_c{i}" for i in range(len(shape))])
-            value = Node.make("load", dtype, (), Element(definition.base, axis_vars(zip(axes, shape))))
-            copy = Computed(
-                *(name, dtype, shape, axes, value),
-                layout=definition.layout,
-                origin=definition.origin,
-                device=definition.device,
-            )
-            done += [copy, replace(definition, base=name)]
-        else:
-            done.append(definition)
-    return replace(program, definitions=done)
+# ---- long reductions -------------------------------------------------------------------------------------------------
 
 
 def split_reductions(program: Program) -> Program:
@@ -87,3 +110,158 @@ def _along_memory(definition: Computed) -> bool:
     reduced = {name for name, _ in definition.reduce_axes}
     last = [node.arg.coords[-1].free_vars for node in loads_of((definition.value,)) if node.arg.coords]
     return 2 * sum(not reduced.isdisjoint(names) for names in last) >= len(last)
+
+
+# ---- scatters -------------------------------------------------------------------------------------------------------
+
+
+def update_in_place(program: Program) -> Program:
+    """The program with every Scatter as an update of a buffer that exists: of its base, which from then on holds the
+    result under its own name, or of a copy of the base."""
+    if not any(isinstance(definition, Scatter) for definition in program.definitions):
+        return program
+    memory = _Memory(program)
+    renamed: dict[str, str] = {}
+    rename = _renamer(renamed)
+    done: list[Definition] = []
+    for at, definition in enumerate(program.definitions):
+        if not isinstance(definition, Scatter):
+            definition = rename(definition)
+            if not (isinstance(definition, WriteBack) and _is_done(definition)):
+                done.append(definition)
+            continue
+        target = memory.to_update(definition, at, renamed)
+        updated = rename(definition)
+        assert isinstance(updated, Scatter)
+        if target is None:
+            done += [_copy(updated, program.definitions), replace(updated, base=updated.name)]
+            continue
+        renamed[definition.name] = target
+        done.append(replace(updated, name=target, base=target, layout=memory.layouts[target]))
+    done = [memory.laid_out(definition) for definition in done]
+    results = [_renamed_view(result, renamed) if isinstance(result, View) else result for result in program.results]
+    return replace(program, definitions=done, results=results)
+
+
+def _is_done(write: WriteBack) -> bool:
+    return write.source.buffer == write.target
+
+
+class _Memory:
+    """What is known of the buffers of a program: who reads them, whose memory they are, how they lie."""
+
+    def __init__(self, program: Program) -> None:
+        definitions = program.definitions
+        self.results = viewed(program.results)
+        self.last = {name: at for at, definition in enumerate(definitions) for name in reads(definition)}
+        self.layouts = {name: layout for name, (_, _, layout) in program.buffers().items()}
+        self.shapes = {name: shape for name, (_, shape, _) in program.buffers().items()}
+        self.strided = strided_views(program)
+        self.own: set[str] = set()
+        kept: set[str] = set()
+        for definition in definitions:
+            if isinstance(definition, Extern) and not gives_new_memory(definition.op):
+                kept |= reads(definition)
+            elif not isinstance(definition, WriteBack):
+                self.own.update(writes(definition))
+        self.own -= kept
+        self.checks = max([at for at, definition in enumerate(definitions) if may_raise(definition)], default=-1)
+        self.written = _written(definitions, kept)
+        self.decided: dict[str, Layout] = {}  # of what may lie anyhow
+
+    def to_update(self, scatter: Scatter, at: int, renamed: Mapping[str, str]) -> str | None:
+        """The buffer that the `at`th definition, a scatter, can update in place; None if it needs a copy."""
+        target = renamed.get(scatter.base, scatter.base)
+        if scatter.base in self.results or self.last[scatter.base] > at or not _reads_what_it_writes(scatter):
+            return None
+        if target in self.own:
+            allowed = True
+        else:
+            allowed = scatter.name in self.written.get(target, ()) and at > self.checks
+            allowed &= scatter.name not in self.results
+        return target if allowed and self._lies_as(target, scatter) else None
+
+    def _lies_as(self, target: str, scatter: Scatter) -> bool:
+        """Whether the target lies, or can lie, as the readers of the result must see it."""
+        shape = scatter.shape
+        wanted = scatter.layout or (Layout.row_major(shape) if scatter.name in self.strided else None)
+        given = self.layouts[target] or (Layout.row_major(shape) if target in self.strided else None)
+        if wanted is None or given is None:
+            if wanted is not None:
+                self.layouts[target] = self.decided[target] = wanted
+            return True
+        pairs = zip(shape, given.stride, wanted.stride)
+        return given.offset == wanted.offset and all(a == b or is_one(extent) for extent, a, b in pairs)
+
+    def laid_out(self, definition: Definition) -> Definition:
+        """The definition with the layout that was decided for what it makes."""
+        if isinstance(definition, (Computed, Scatter)) and definition.name in self.decided:
+            return replace(definition, layout=self.decided[definition.name])
+        return definition
+
+
+def _written(definitions: Sequence[Definition], kept: set[str]) -> dict[str, set[str]]:
+    """For every input that is written back, the scatters that lead from it to its new value; none if a call may have
+    `kept` its memory, or if the value is written in another order of elements."""
+    bases = {definition.name: definition.base for definition in definitions if isinstance(definition, Scatter)}
+    written: dict[str, set[str]] = {}
+    for definition in definitions:
+        if isinstance(definition, WriteBack) and definition.source.stride is None:
+            chain: set[str] = set()
+            name = definition.source.buffer
+            while name in bases:
+                chain.add(name)
+                name = bases[name]
+            if name == definition.target and kept.isdisjoint(chain | {name}):
+                written[name] = chain
+    return written
+
+
+def _reads_what_it_writes(scatter: Scatter) -> bool:
+    """Whether a scatter reads its base at the element only that it writes then, if at all."""
+    loads = [load for load in loads_of(roots_of(scatter)) if load.arg.buffer == scatter.base]
+    return not loads or (
+        not scatter.operands and all(not load.src and load.arg.coords == scatter.coords for load in loads)
+    )
+
+
+def _copy(scatter: Scatter, definitions: Iterable[Definition]) -> Computed:
+    """The copy of a base that an update needs, under the scatter's name. Elements that are numbers are not read."""
+    name, dtype, shape = scatter.name, scatter.dtype, scatter.shape
+    axes = tuple([f"{name}_c{i}" for i in range(len(shape))])
+    value = Node.make("load", dtype, (), Element(scatter.base, axis_vars(zip(axes, shape))))
+    for definition in definitions:
+        if isinstance(definition, Computed) and definition.name == scatter.base and definition.value.op == "const":
+            value = value_at(definition, value, {})
+    return Computed(
+        *(name, dtype, shape, axes, value), layout=scatter.layout, origin=scatter.origin, device=scatter.device
+    )
+
+
+def _renamer(renamed: Mapping[str, str]) -> Callable[[Definition], Definition]:
+    """A function that gives definitions the new names of what they read. No name changes after its first reader."""
+
+    def rule(node: Node, src: tuple[Node, ...]) -> Node | None:
+        if node.op != "load" or node.arg.buffer not in renamed:
+            return None
+        return Node.make("load", node.dtype, src, replace(node.arg, buffer=renamed[node.arg.buffer]))
+
+    new = rewriter(rule)
+
+    def rename(definition: Definition) -> Definition:
+        if reads(definition).isdisjoint(renamed):
+            return definition
+        if isinstance(definition, Scatter):
+            return with_roots(definition, new, base=renamed.get(definition.base, definition.base))
+        if isinstance(definition, Computed):
+            return with_roots(definition, new)
+        if isinstance(definition, WriteBack):
+            return replace(definition, source=_renamed_view(definition.source, renamed))
+        args, kwargs = map_leaves((definition.args, definition.kwargs), View, lambda view: _renamed_view(view, renamed))
+        return replace(definition, args=args, kwargs=kwargs)
+
+    return rename
+
+
+def _renamed_view(view: View, renamed: Mapping[str, str]) -> View:
+    return replace(view, buffer=renamed.get(view.buffer, view.buffer))

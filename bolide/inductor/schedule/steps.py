@@ -3,7 +3,7 @@ one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -22,6 +22,7 @@ from bolide.inductor.plan import (
     Plan,
     Ref,
     Result,
+    Reuse,
     Step,
     TensorInput,
     TensorResult,
@@ -54,14 +55,17 @@ class StepWriter:
         self.steps: list[Step] = []
         self.kernels: list[Kernel] = []
         self.objects: list[object] = []
-        self._tensors: set[str] = set()
+        self._tensors = set(known)
         self._views: dict[definitions.View, str] = {}
 
-    def launch(self, kernel: Kernel) -> None:
-        """Runs a kernel; buffers that it is the first to write are allocated."""
+    def launch(self, kernel: Kernel, homes: Mapping[str, str]) -> None:
+        """Runs a kernel; buffers that it is the first to write are allocated, or are in the memory of inputs."""
         for param in kernel.params:
             if param.role != "in" and param.name not in self._tensors:
                 self._tensors.add(param.name)
+                if param.name in homes:
+                    self.steps.append(Reuse(param.name, homes[param.name]))
+                    continue
                 buffer = self.ctx.buffers[param.name]
                 stride = without_zeros(buffer.shape, buffer.layout.stride)
                 self.steps.append(Alloc(param.name, type_of(buffer, stride)))
