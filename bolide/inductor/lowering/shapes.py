@@ -231,7 +231,7 @@ def _updated(ctx: Lowering, base: TensorValue, source: TensorValue, region: Regi
             return base
         updated = ctx.updated.get(source.buffer)
         if updated is not None and updated.base == base.buffer and updated.is_within(source):
-            result = replace(base, buffer=source.buffer)
+            result = replace(base, buffer=source.buffer, formula=None)
             updated.within(result)
             return result
     return ctx.scatter(base, source.shape, lambda coords: (region.spot(coords), ()), source.load, "set")
