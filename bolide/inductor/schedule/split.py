@@ -14,7 +14,7 @@ A base can be updated where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from bolide.inductor.ir.definitions import (
@@ -45,7 +45,6 @@ from bolide.inductor.ir.walks import (
     writes,
 )
 from bolide.inductor.runtime.results import gives_new_memory
-from bolide.inductor.schedule.inline import value_at
 from bolide.inductor.schedule.layouts import strided_views
 from bolide.inductor.schedule.stages import is_one
 from bolide.symbolic import Expr
@@ -134,7 +133,7 @@ def update_in_place(program: Program) -> Program:
         updated = rename(definition)
         assert isinstance(updated, Scatter)
         if target is None:
-            done += [_copy(updated, program.definitions), replace(updated, base=updated.name)]
+            done += [_copy(updated, memory.numbers.get(definition.base)), replace(updated, base=updated.name)]
             continue
         renamed[definition.name] = target
         done.append(replace(updated, name=target, base=target, layout=memory.layouts[target]))
@@ -155,7 +154,8 @@ class _Memory:
         self.results = viewed(program.results)
         self.last = {name: at for at, definition in enumerate(definitions) for name in reads(definition)}
         self.layouts = {name: layout for name, (_, _, layout) in program.buffers().items()}
-        self.shapes = {name: shape for name, (_, shape, _) in program.buffers().items()}
+        computed = [definition for definition in definitions if isinstance(definition, Computed)]
+        self.numbers = {made.name: made for made in computed if made.value.op == "const"}
         self.strided = strided_views(program)
         self.own: set[str] = set()
         kept: set[str] = set()
@@ -225,14 +225,12 @@ def _reads_what_it_writes(scatter: Scatter) -> bool:
     )
 
 
-def _copy(scatter: Scatter, definitions: Iterable[Definition]) -> Computed:
-    """The copy of a base that an update needs, under the scatter's name. Elements that are numbers are not read."""
+def _copy(scatter: Scatter, base: Computed | None) -> Computed:
+    """The copy of a base that an update needs, under the scatter's name. Of a `base` of one number nothing is read."""
     name, dtype, shape = scatter.name, scatter.dtype, scatter.shape
     axes = tuple([f"{name}_c{i}" for i in range(len(shape))])
-    value = Node.make("load", dtype, (), Element(scatter.base, axis_vars(zip(axes, shape))))
-    for definition in definitions:
-        if isinstance(definition, Computed) and definition.name == scatter.base and definition.value.op == "const":
-            value = value_at(definition, value, {})
+    load = Node.make("load", dtype, (), Element(scatter.base, axis_vars(zip(axes, shape))))
+    value = load if base is None else base.value
     return Computed(
         *(name, dtype, shape, axes, value), layout=scatter.layout, origin=scatter.origin, device=scatter.device
     )

@@ -133,6 +133,10 @@ WRITES: dict[str, tuple[Program, tuple[Any, ...]]] = {
         lambda p, x: (p.fill_(0.75), p[1:5][2].mul_(x), torch.sin(p))[2],
         (R(8, 7), R(7)),
     ),
+    "filled, then updated by what an update made": (
+        lambda p, x: (p.zero_(), p.index_add_(0, POS, x), y := p[:2] * 2, p[::2].index_copy_(0, POS, y), y)[4],
+        (R(8, 7)[:, ::3], R(2, 3)),
+    ),
     "scattered into": (lambda p, x: done((p.mul_(2), p.index_add_(0, POS, x))), (R(50, 7), R(2, 7))),
 }
 
