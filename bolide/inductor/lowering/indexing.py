@@ -20,11 +20,9 @@ from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import ONE, Coords, Operand, Reader, TensorValue, broadcast_shape, replaced
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing.fallible import done
+from bolide.tracing.graph import operator
 
 aten = torch.ops.aten
-
-_library = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("check_index(Tensor bad, str message, bool index_error) -> ()")  # type: ignore[no-untyped-call]
 
 
 def _check_index(bad: torch.Tensor, message: str, index_error: bool) -> None:
@@ -33,7 +31,7 @@ def _check_index(bad: torch.Tensor, message: str, index_error: bool) -> None:
         raise IndexError(message) if index_error else RuntimeError(message)
 
 
-_library.impl("check_index", _check_index, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+check_index = operator("check_index(Tensor bad, str message, bool index_error) -> ()", _check_index)
 
 _BOUNDS = "index is out of bounds for its dimension"
 
@@ -76,7 +74,7 @@ def checked_index(
     if key not in ctx.checked and not index.is_empty and not _decided(ctx, index, bad):
         ctx.checked.add(key)
         flag = reduction(ctx, index, tuple(range(len(index.shape))), "any", bad, torch.bool, hint="check")
-        ctx.effect(torch.ops.bolide.check_index.default, flag, what, index_error)
+        ctx.effect(check_index, flag, what, index_error)
 
     def read(coords: Coords) -> Node:
         value = raw(coords)

@@ -11,23 +11,29 @@ from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.plan.plan import Plan
 from bolide.inductor.plan.schemas import overload_of, signature_of
 from bolide.inductor.plan.steps import (
+    ERRORS,
     Alloc,
     Call,
+    Check,
     Copy,
     Foreign,
     Free,
+    Item,
     Launch,
     Ref,
+    Require,
     Result,
     Reuse,
+    Size,
     Step,
     TensorInput,
     TensorType,
     Value,
     View,
+    Word,
 )
 from bolide.inductor.plan.verify import span_of
-from bolide.symbolic import Expr
+from bolide.symbolic import Cond, Expr
 
 Words = dict[str, int]
 Tensors = dict[str, torch.Tensor]
@@ -76,12 +82,25 @@ def _step(step: Step, tensors: Tensors, words: Words, objects: Sequence[object])
         tensors[step.name] = base.as_strided(shape, stride, place)
     elif isinstance(step, Call):
         _call(step, tensors, words, objects)
+    elif isinstance(step, (Word, Item, Size)):
+        words[step.name] = _told(step, tensors, words)
+    elif isinstance(step, Check):
+        if bool(tensors[step.flag]) != step.expected:
+            raise ERRORS[step.error](step.message)
+    elif isinstance(step, Require):
+        if not Cond(step.relation, step.expr).evaluate(words):
+            raise ERRORS[step.error](step.message)
     elif isinstance(step, Copy):
         tensors[step.target].copy_(tensors[step.source])
-    else:
-        assert isinstance(step, Free)
+    elif isinstance(step, Free):
         for name in step.names:
             del tensors[name]
+
+
+def _told(step: Word | Item | Size, tensors: Tensors, words: Words) -> int:
+    if isinstance(step, Word):
+        return step.expr.evaluate(words)
+    return int(tensors[step.tensor].item()) if isinstance(step, Item) else tensors[step.tensor].shape[step.dim]
 
 
 def _launch(kernel: Kernel, step: Launch, types: Mapping[str, TensorType], tensors: Tensors, words: Words) -> None:

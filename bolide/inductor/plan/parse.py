@@ -12,25 +12,30 @@ import torch
 from bolide.inductor.ir.loops import CPU, Kernel
 from bolide.inductor.ir.printer import dtype_text
 from bolide.inductor.plan.plan import Plan
-from bolide.inductor.plan.schemas import BadArgument, arguments_of, overload_of
+from bolide.inductor.plan.schemas import BadArgument, arguments_of, overload_of, refuse
 from bolide.inductor.plan.steps import (
     Alloc,
     Call,
+    Check,
     Copy,
     Foreign,
     Free,
     Input,
+    Item,
     Launch,
     Operator,
     Ref,
+    Require,
     Result,
     Reuse,
+    Size,
     Step,
     TensorInput,
     TensorResult,
     TensorType,
     Value,
     View,
+    Word,
     WordInput,
     WordResult,
 )
@@ -138,6 +143,12 @@ class _Reader:
             return Copy(target, source)
         if word == "free":
             return Free(tuple(rest.split(", ")))
+        if word == "require":
+            return self.requirement(rest)
+        told = re.fullmatch(rf"({_NAME}): word = (.*)", line)
+        if told is not None and (step := _word(*told.groups())) is not None:
+            self.words.add(step.name)
+            return step
         match = re.fullmatch(rf"({_NAME}) = reuse ({_NAME})", line)
         if match is not None:
             return Reuse(match[1], match[2])
@@ -155,6 +166,15 @@ class _Reader:
         arguments = tuple(match[2].split(", ")) if match[2] else ()
         return Launch(self.kernels[match[1]], arguments, self.exprs(match[3] or ""))
 
+    def requirement(self, text: str) -> Check | Require:
+        """``… else error: message``"""
+        match = _matched(r"(.*) (is|==|!=|>=) (True|False|0) else (Refuted|IndexError|RuntimeError): (.*)", text)
+        what, relation, value, error, message = match.groups()
+        told = ast.literal_eval(message)
+        if relation == "is":
+            return Check(what, value == "True", error, told)  # type: ignore[arg-type]
+        return Require(_expr(_tree(what)), relation, error, told)  # type: ignore[arg-type]
+
     def call(self, line: str) -> Call:
         """``results = operator(arguments)  # where``"""
         match = _matched(r"(?:(.*?) = )?([\w.]+?)\.(\w+)\.(\w+)(\(.*?\))(?:  # (.*))?", line)
@@ -164,7 +184,7 @@ class _Reader:
         assert isinstance(tree, ast.Call)
         given = [self.value(argument) for argument in tree.args]
         named = {str(argument.arg): self.value(argument.value) for argument in tree.keywords}
-        values = arguments_of(overload_of(operator), given, named, _refuse)
+        values = arguments_of(overload_of(operator), given, named, refuse)
         made = tuple([self.result(part) for part in _parts(results or "")])
         return Call(operator, values, made, where or "")
 
@@ -176,6 +196,17 @@ class _Reader:
             return None
         (given,) = self.given(text)
         return TensorResult(given.name, given.type) if isinstance(given, TensorInput) else WordResult(given.name)
+
+
+def _word(name: str, told: str) -> Word | Item | Size | None:
+    """The step that gives a word its value; None if that is a call."""
+    match = re.fullmatch(rf"item ({_NAME})", told)
+    if match is not None:
+        return Item(name, match[1])
+    match = re.fullmatch(rf"size (\d+) of ({_NAME})", told)
+    if match is not None:
+        return Size(name, match[2], int(match[1]))
+    return None if "." in told else Word(name, _expr(_tree(told)))
 
 
 _CALLS: dict[str, Callable[..., Value]] = {
@@ -192,10 +223,6 @@ def _number(value: Value) -> object:
 
 def _is_float(node: ast.Constant) -> bool:
     return isinstance(node.value, float)
-
-
-def _refuse(value: object) -> Foreign:
-    raise BadText(f"{value!r} is no argument")
 
 
 def _matched(pattern: str, text: str) -> re.Match[str]:

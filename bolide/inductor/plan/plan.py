@@ -14,20 +14,25 @@ from bolide.inductor.plan.schemas import overload_of, shown_arguments
 from bolide.inductor.plan.steps import (
     Alloc,
     Call,
+    Check,
     Copy,
     Foreign,
     Free,
     Input,
+    Item,
     Launch,
     Ref,
+    Require,
     Result,
     Reuse,
+    Size,
     Step,
     TensorInput,
     TensorResult,
     TensorType,
     Value,
     View,
+    Word,
     WordInput,
     WordResult,
     tensors_given,
@@ -117,10 +122,21 @@ def step_text(step: Step, kernels: Sequence[Kernel]) -> str:
         return f"launch {kernels[step.kernel].name}({', '.join(step.arguments)}){sizes}"
     if isinstance(step, Call):
         return _call(step)
+    if isinstance(step, (Word, Item, Size)):
+        return f"{step.name}: word = {_told(step)}"
+    if isinstance(step, (Check, Require)):
+        told = f"{step.flag} is {step.expected}" if isinstance(step, Check) else f"{step.expr} {step.relation} 0"
+        return f"require {told} else {step.error}: {step.message!r}"
     if isinstance(step, Copy):
         return f"copy {step.target} <- {step.source}"
     assert isinstance(step, Free)
     return f"free {', '.join(step.names)}"
+
+
+def _told(step: Word | Item | Size) -> str:
+    if isinstance(step, Word):
+        return str(step.expr)
+    return f"item {step.tensor}" if isinstance(step, Item) else f"size {step.dim} of {step.tensor}"
 
 
 def _call(step: Call) -> str:

@@ -35,7 +35,10 @@ _STATEMENTS = Many((loops.Loop, loops.Init, loops.Update, loops.Store))
 _NODES = Many(loops.Node)
 _GIVEN = (steps.TensorInput, steps.WordInput)
 _RESULT = (steps.TensorResult, steps.WordResult, None)
-_STEP = (steps.Alloc, steps.Reuse, steps.View, steps.Launch, steps.Call, steps.Copy, steps.Free)
+_STEP = (
+    *(steps.Alloc, steps.Reuse, steps.View, steps.Launch, steps.Call, steps.Copy, steps.Free),
+    *(steps.Check, steps.Require, steps.Word, steps.Item, steps.Size),
+)
 _DEFINITION = (definitions.Computed, definitions.Scatter, definitions.Extern, definitions.WriteBack)
 _SPACE = Many(Many((NAME, Expr)))
 
@@ -76,6 +79,11 @@ RECORDS: Mapping[type, Mapping[str, Spec]] = {
         "results": Many((*_RESULT, Many(_RESULT))),
         "where": NOTE,
     },
+    steps.Check: {"flag": NAME, "expected": bool, "error": TEXT, "message": TEXT},
+    steps.Require: {"expr": Expr, "relation": TEXT, "error": TEXT, "message": TEXT},
+    steps.Word: {"name": NAME, "expr": Expr},
+    steps.Item: {"name": NAME, "tensor": NAME},
+    steps.Size: {"name": NAME, "tensor": NAME, "dim": int},
     steps.Copy: {"target": NAME, "source": NAME},
     steps.Free: {"names": Many(NAME)},
     Plan: {

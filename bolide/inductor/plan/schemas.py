@@ -89,7 +89,7 @@ def signature_of(op: torch._ops.OpOverload) -> Signature:
     for argument in op._schema.arguments:
         kind = _kind(str(getattr(argument, "real_type", argument.type)), getattr(argument, "N", None))
         has_default = argument.has_default_value()
-        default = typed(kind, argument.default_value, _refuse) if has_default else None
+        default = typed(kind, argument.default_value, refuse) if has_default else None
         parameters.append(Parameter(argument.name, kind, argument.kwarg_only, has_default, default))
     return Signature(tuple(parameters), tuple([_kind(str(result.type), None) for result in op._schema.returns]))
 
@@ -177,8 +177,9 @@ def _number(base: str, value: complex | Expr) -> Value:
     return float(value) if isinstance(value, float) else complex(value)
 
 
-def _refuse(value: object) -> Foreign:
-    raise BadArgument(f"{value!r} cannot be a default")
+def refuse(value: object) -> Foreign:
+    """Keeps nothing."""
+    raise BadArgument(f"{value!r} cannot be an argument")
 
 
 def fault_of(kind: Kind, value: Value) -> str | None:

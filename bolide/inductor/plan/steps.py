@@ -8,14 +8,16 @@ kept beside the plan (`Foreign`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Union
+from typing import Literal, Union
 
 import torch
 
 from bolide.support.caches import on_reset
+from bolide.support.errors import Refuted
 from bolide.symbolic import Expr
+from bolide.symbolic.expr import Relation
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,59 @@ class Free:
     names: tuple[str, ...]
 
 
-Step = Alloc | Reuse | View | Launch | Call | Copy | Free
+Error = Literal["Refuted", "IndexError", "RuntimeError"]
+"""What is raised. Refuted: the call is made again in eager, as it was compiled for something else."""
+
+
+ERRORS: Mapping[Error, type[Exception]] = {"Refuted": Refuted, "IndexError": IndexError, "RuntimeError": RuntimeError}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Raises an error unless `flag`, a tensor of one bool, is `expected`."""
+
+    flag: str
+    expected: bool
+    error: Error
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Require:
+    """Raises an error unless ``expr relation 0``."""
+
+    expr: Expr
+    relation: Relation
+    error: Error
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """`name` is the value of an expression."""
+
+    name: str
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """`name` is the value of the only element of a tensor of integers or bools."""
+
+    name: str
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """`name` is the size of dimension `dim` of a tensor."""
+
+    name: str
+    tensor: str
+    dim: int
+
+
+Step = Alloc | Reuse | View | Launch | Call | Copy | Free | Check | Require | Word | Item | Size
 
 
 def tensors_given(call: Call) -> list[TensorResult]:
@@ -224,7 +278,9 @@ def used_names(step: Step) -> list[str]:
         return refs_in(step.arguments)
     if isinstance(step, Copy):
         return [step.target, step.source]
-    return []
+    if isinstance(step, (Item, Size)):
+        return [step.tensor]
+    return [step.flag] if isinstance(step, Check) else []
 
 
 def defined_names(step: Step) -> list[str]:
@@ -238,4 +294,4 @@ def bound_words(step: Step) -> list[str]:
     """The words that a step gives a value."""
     if isinstance(step, Call):
         return [result.name for result in step.results if isinstance(result, WordResult)]
-    return []
+    return [step.name] if isinstance(step, (Word, Item, Size)) else []

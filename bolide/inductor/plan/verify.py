@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import get_args
+
+import torch
 
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.plan.plan import Plan, step_text
@@ -11,16 +14,21 @@ from bolide.inductor.plan.schemas import Kind, fault_of, overload_of, signature_
 from bolide.inductor.plan.steps import (
     Alloc,
     Call,
+    Check,
     Copy,
-    Free,
+    Error,
+    Item,
     Launch,
+    Require,
     Result,
     Reuse,
+    Size,
     Step,
     TensorInput,
     TensorResult,
     TensorType,
     View,
+    Word,
     WordResult,
     flat_results,
     of_words,
@@ -29,6 +37,7 @@ from bolide.inductor.plan.steps import (
     words_in,
 )
 from bolide.symbolic import Expr
+from bolide.symbolic.expr import Relation
 
 
 class InvalidPlan(ValueError):
@@ -131,12 +140,31 @@ def _step(state: _State, step: Step) -> None:
         _launch(state, step, types)
     elif isinstance(step, Copy):
         _copy(state, step)
+    elif isinstance(step, (Check, Require, Word, Item, Size)):
+        _word(state, step, types)
     else:
-        assert isinstance(step, Free)
         for name in step.names:
             state.tensor(name)
             state.tensors[name] = None
     return None
+
+
+def _word(state: _State, step: Check | Require | Word | Item | Size, types: list[TensorType]) -> None:
+    if isinstance(step, (Require, Word)):
+        state.need((step.expr,))
+    if isinstance(step, (Check, Item)):
+        kind, one = types[0], Expr.const(1)
+        if any(size is not one for size in kind.shape):
+            raise InvalidPlan(f"{used_names(step)[0]} has not one element")
+        if kind.dtype != torch.bool and (isinstance(step, Check) or kind.dtype.is_floating_point):
+            raise InvalidPlan(f"{used_names(step)[0]} is {kind.dtype}")
+    if isinstance(step, Size) and not 0 <= step.dim < len(types[0].shape):
+        raise InvalidPlan(f"{step.tensor} has {len(types[0].shape)} dimensions")
+    if isinstance(step, (Check, Require)):
+        if step.error not in get_args(Error) or (isinstance(step, Require) and step.relation not in get_args(Relation)):
+            raise InvalidPlan("there is no such error or relation")
+    else:
+        state.bind(step.name)
 
 
 def _copy(state: _State, step: Copy) -> None:

@@ -18,20 +18,26 @@ import torch
 
 from bolide.inductor.ir.loops import CPU
 from bolide.inductor.plan import (
+    ERRORS,
     Alloc,
     Call,
+    Check,
     Copy,
     Foreign,
     Free,
+    Item,
     Launch,
     Plan,
     Ref,
+    Require,
     Result,
     Reuse,
+    Size,
     Step,
     TensorResult,
     Value,
     View,
+    Word,
     WordResult,
     bound_words,
     defined_names,
@@ -231,6 +237,11 @@ def _step(driver: _Driver, step: Step) -> None:
         driver.lines.append(f"{step.name} = {view}({step.base}, {seen}, {offset})")
     elif isinstance(step, Call):
         _call(driver, step)
+    elif isinstance(step, (Check, Require)):
+        _requirement(driver, step)
+    elif isinstance(step, (Word, Item, Size)):
+        driver.lines.append(f"{step.name} = {_told(step)}")
+        driver.words.add(step.name)
     elif isinstance(step, Copy):
         driver.lines.append(f"{step.target}.copy_({step.source})")
     elif isinstance(step, Free):
@@ -239,6 +250,23 @@ def _step(driver: _Driver, step: Step) -> None:
             driver.lines.append(f"del {', '.join(names)}")
     else:
         raise AssertionError(f"a launch outside a run: {step}")
+
+
+def _requirement(driver: _Driver, step: Check | Require) -> None:
+    """Raises in a line of its own."""
+    if isinstance(step, Check):
+        wrong = f"{'not ' * step.expected}{step.flag}.item()"
+    else:
+        wrong = f"not {step.expr} {step.relation} 0"
+    error = driver.constant("error", ERRORS[step.error])
+    driver.lines.append(f"if {wrong}: raise {error}({step.message!r})")
+
+
+def _told(step: Word | Item | Size) -> str:
+    """What a word is, which is no bool."""
+    if isinstance(step, Word):
+        return str(step.expr)
+    return f"{step.tensor}.item() + 0" if isinstance(step, Item) else f"{step.tensor}.size({step.dim})"
 
 
 def _call(driver: _Driver, step: Call) -> None:

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from bolide.tracing import libraries, rng
+from bolide.tracing import libraries
 from bolide.tracing.graph import operator
 
 
 def function_of(op: torch._ops.OpOverload) -> Callable[..., Any]:
-    """The function behind an overload, without the Python layers of the overload object; of one that is ours and has no
-    operands, what computes it, without the dispatcher, which takes as long again."""
-    return rng.draw_seed if op is rng.rng_seed else op._op
+    """The function behind an overload, without the Python layers of the overload object."""
+    return op._op
 
 
 def conv_weight_gradient(
@@ -34,7 +33,7 @@ def conv_weight_gradient(
     return torch.mm(left, right.t()).view(size)
 
 
-operator(
+weight_gradient = operator(
     "conv_weight_gradient(Tensor grad, Tensor x, int[] size, int[] stride, int[] padding, int[] dilation) -> Tensor",
     conv_weight_gradient,
 )

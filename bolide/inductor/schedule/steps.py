@@ -4,16 +4,18 @@ one."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from bolide.inductor.ir import definitions
 from bolide.inductor.ir.definitions import Extern, WriteBack, described
 from bolide.inductor.ir.loops import Kernel
-from bolide.inductor.ir.walks import map_leaves
+from bolide.inductor.ir.walks import is_impure, map_leaves
 from bolide.inductor.plan import (
     Alloc,
     Call,
+    Check,
     Copy,
     Foreign,
     Free,
@@ -23,12 +25,14 @@ from bolide.inductor.plan import (
     Ref,
     Result,
     Reuse,
+    Size,
     Step,
     TensorInput,
     TensorResult,
     TensorType,
     Value,
     View,
+    Word,
     WordInput,
     WordResult,
     defined_names,
@@ -36,9 +40,14 @@ from bolide.inductor.plan import (
 )
 from bolide.inductor.plan.schemas import ANY, arguments_of, operator_of, signature_of, typed
 from bolide.inductor.plan.steps import all_of_words, of_words
+from bolide.inductor.runtime import externs
+from bolide.inductor.runtime.results import keeps_its_word
+from bolide.inductor.schedule.calls.checks import steps_of
+from bolide.inductor.schedule.calls.expansions import conv_weight_gradient
 from bolide.inductor.schedule.reuse import reuse_in_place
 from bolide.inductor.schedule.stages import Buffer, Scheduling
 from bolide.symbolic import Expr, without_zeros
+from bolide.tracing.rng import rng_seed
 
 
 class StepWriter:
@@ -56,10 +65,15 @@ class StepWriter:
         self.kernels: list[Kernel] = []
         self.objects: list[object] = []
         self._tensors = set(known)
+        self._checks: list[Step] = []
         self._views: dict[definitions.View, str] = {}
+        self._seen: dict[str, TensorType] = {}  # types of views
 
     def launch(self, kernel: Kernel, homes: Mapping[str, str]) -> None:
         """Runs a kernel; buffers that it is the first to write are allocated, or are in the memory of inputs."""
+        given = {tensor.name for tensor in self.inputs}
+        if any(p.role != "in" and (p.name in given or p.name in homes) for p in kernel.params):
+            self._check()
         for param in kernel.params:
             if param.role != "in" and param.name not in self._tensors:
                 self._tensors.add(param.name)
@@ -74,12 +88,45 @@ class StepWriter:
         self.kernels.append(kernel)
 
     def call(self, extern: Extern) -> None:
-        """Runs a library call."""
+        """Runs a library call, or what stands in its place. Checks that only say that an error is raised wait until
+        something else than a computation of torch's follows."""
+        steps = steps_of(extern, self.ctx.buffers)
+        if steps is not None and all(isinstance(step, Check) and not step.expected for step in steps):
+            self._checks += steps
+            return
+        told = steps is not None and all(isinstance(step, (Size, Word)) for step in steps)
+        if not told and (is_impure(extern) or not keeps_its_word(extern.op)):
+            self._check()
+        if steps is not None:
+            self.steps += steps
+        elif extern.op is rng_seed:
+            low, high = Expr.const(-(1 << 63)), Expr.const((1 << 63) - 1)
+            self._call(replace(extern, op=torch.ops.aten.randint.low, args=(low, high, [])))
+        elif extern.op is externs.weight_gradient:
+            self._weight_gradient(extern)
+        else:
+            self._call(extern)
+
+    def _check(self) -> None:
+        """The checks that have waited."""
+        self.steps += self._checks
+        self._checks.clear()
+
+    def _call(self, extern: Extern) -> None:
         args, kwargs = map_leaves((extern.args, extern.kwargs), (definitions.View, Expr), self._argument)
         arguments = arguments_of(extern.op, args, kwargs, self._keep)
         where = extern.origin.where if extern.origin else ""
         self.steps.append(Call(operator_of(extern.op), arguments, self._results(extern), where))
         self._tensors.update(defined_names(self.steps[-1]))
+
+    def _weight_gradient(self, extern: Extern) -> None:
+        grad, x = map(self.ref, extern.args[:2])
+        (name,) = extern.names
+        assert name is not None and extern.origin is not None
+        buffers = self.ctx.buffers
+        types = {at.name: self._seen.get(at.name) or type_of(buffers[at.name]) for at in (grad, x)}
+        self.steps += conv_weight_gradient(name, grad.name, x.name, extern.args[2:], extern.origin.where, types)
+        self._tensors.add(name)
 
     def _argument(self, value: definitions.View | Expr) -> Ref | Expr:
         return of_words(value) if isinstance(value, Expr) else self.ref(value)
@@ -109,6 +156,7 @@ class StepWriter:
 
     def write_back(self, unit: WriteBack) -> None:
         """Copies a value into an input."""
+        self._check()
         self.steps.append(Copy(unit.target, self.ref(unit.source).name))
 
     def ref(self, view: definitions.View) -> Ref:
@@ -121,12 +169,13 @@ class StepWriter:
         if name is None:
             name = self._views[view] = f"{view.buffer}_v{len(self._views)}"
             offset = Expr.const(0) if view.offset is None else of_words(view.offset)
-            seen = _type(buffer.dtype, buffer.device, view.shape, view.stride)
+            seen = self._seen[name] = _type(buffer.dtype, buffer.device, view.shape, view.stride)
             self.steps.append(View(name, view.buffer, seen, offset))
         return Ref(name)
 
     def finish(self, results: Sequence[definitions.Result]) -> Plan:
         """The plan, with Free steps."""
+        self._check()
         returned: list[Value] = []
         for result in results:
             known = isinstance(result, (definitions.View, Expr))

@@ -54,7 +54,13 @@ def test_a_bias_with_gaps_is_read_with_them(monkeypatch: pytest.MonkeyPatch, sha
     check(linear, x, weight, wide, rtol=1e-4, atol=1e-4)
 
 
-def test_convolution_backward_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("onednn", [False, True])
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_convolution_backward_is_split(
+    monkeypatch: pytest.MonkeyPatch, images: int, onednn: bool, memory_format: torch.memory_format
+) -> None:
+    monkeypatch.setattr(libraries, "fastest", lambda *shape, **how: "onednn" if onednn else "aten")
     monkeypatch.setattr(product_pass, "FEWEST_WEIGHTS", 1)
 
     def backward(grad, x, w):
@@ -63,8 +69,12 @@ def test_convolution_backward_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
     graph = check(
-        backward, torch.randn(2, 5, 4, 4), torch.randn(2, 3, 4, 4), torch.randn(5, 3, 3, 3), rtol=1e-4, atol=1e-4
+        backward,
+        torch.randn(images, 5, 4, 4).to(memory_format=memory_format),
+        torch.randn(images, 3, 4, 4),
+        torch.randn(5, 3, 3, 3),
+        rtol=1e-4,
+        atol=1e-4,
     )
-    assert "bolide.conv_weight_gradient.default" in [
-        str(s.operator) for s in graph.plan.steps if hasattr(s, "operator")
-    ]
+    calls = [str(step.operator) for step in graph.plan.steps if hasattr(step, "operator")]
+    assert "aten.im2col.default" in calls and not [call for call in calls if call.startswith("bolide")], calls

@@ -12,19 +12,25 @@ from bolide.inductor.ir.loops import CPU
 from bolide.inductor.plan import (
     Alloc,
     Call,
+    Check,
     Copy,
     Free,
+    Item,
     Launch,
     Plan,
     Ref,
+    Require,
     Reuse,
+    Size,
     Step,
     TensorInput,
     TensorResult,
     TensorType,
     Value,
     View,
+    Word,
     WordResult,
+    bound_words,
     flat_results,
     used_names,
 )
@@ -70,6 +76,12 @@ class _Assembler:
             self.writer.launch(self.kernels[step.kernel], [*operands, *sizes])
         elif isinstance(step, Call):
             self.call(step)
+        elif isinstance(step, Word):
+            self.writer.words[Expr.var(step.name, None, None)] = self.writer.word(step.expr)
+            self.words.append(step.name)
+        elif isinstance(step, (Check, Require, Item, Size)):
+            self.writer.python(self.otherwise(step))
+            self.words += bound_words(step)
         elif isinstance(step, Copy):
             self.writer.python(self.otherwise(step))
         else:
@@ -84,6 +96,8 @@ class _Assembler:
         results: list[Operand] = []
         if isinstance(step, (Alloc, View)):
             results = [(ops.HANDLE, self.writer.slot(step.name))]
+        elif isinstance(step, (Item, Size)):
+            results = [(ops.WORD, self.writer.named_word(step.name))]
         elif isinstance(step, Call):
             for result in flat_results(step):
                 if isinstance(result, TensorResult):

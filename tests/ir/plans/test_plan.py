@@ -17,7 +17,7 @@ from bolide.inductor.codegen import compile_kernels
 from bolide.inductor.ir.definitions import Program
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.lowering import lower
-from bolide.inductor.plan import Alloc, Call, Copy, Foreign, Free, Launch, Plan, Ref
+from bolide.inductor.plan import Alloc, Call, Copy, Foreign, Free, Launch, Plan, Ref, bound_words
 from bolide.inductor.plan.codec import HEADING, CannotLeave, DamagedBytes, decode, digest, encode
 from bolide.inductor.plan.interpret import interpret
 from bolide.inductor.plan.parse import BadText, parse
@@ -98,15 +98,11 @@ def test_the_oracle_agrees_with_the_driver(name: str) -> None:
 
 def test_a_size_that_a_call_gives_is_a_word() -> None:
     (graph,) = plans_of(counted, R(5, 3))
-    words = [name for step in graph.plan.steps if isinstance(step, Call) for name in _words(step)]
+    words = [name for step in graph.plan.steps for name in bound_words(step)]
     assert words == ["u0", "u1"] and "i64[u0, 2] @(1, u0)" in graph.plan.text(), graph.plan.text()
     x = R(5, 3)
     for result, expected in zip(interpret(graph.plan, [x]), graph([x]), strict=True):
         torch.testing.assert_close(result, expected)
-
-
-def _words(step: Call) -> list[str]:
-    return [result.name for result in step.results if type(result).__name__ == "WordResult"]
 
 
 # ---- what is wrong is said -------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Calls that become other steps of a plan."""
