@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from bolide.inductor.ir.definitions import Definition, Extern, Program, WriteBack, volume
 from bolide.inductor.ir.walks import is_impure, may_raise, reads, viewed, writes
 from bolide.inductor.schedule.stages import Buffer, Group, Scheduling, Unit, unit_reads, unit_writes
+from bolide.tracing.traits import traits_of
 
 #: Gains below this many bytes are not worth another order.
 FEWEST_BYTES = 1 << 16
@@ -83,22 +84,24 @@ def _bytes(buffer: Buffer) -> int:
 
 def checks_first(program: Program) -> Program:
     """The program with all that may raise, and what it needs, before everything else, if inputs are written: these can
-    be written in place behind it."""
-    positions = [at for at, definition in enumerate(program.definitions) if _keeps_order(definition)]
-    if not positions or not any(isinstance(definition, WriteBack) for definition in program.definitions):
+    be written in place behind it. Draws keep their order."""
+    definitions = program.definitions
+    if not any(isinstance(d, WriteBack) for d in definitions) or not any(map(may_raise, definitions)):
         return program
     needed: set[str] = set()
     first: list[Definition] = []
     rest: list[Definition] = []
-    for at in range(len(program.definitions) - 1, -1, -1):
-        definition = program.definitions[at]
+    draws = False  # one of the first draws, so that all before it do
+    for definition in reversed(definitions):
         made = () if isinstance(definition, WriteBack) else writes(definition)
-        if _keeps_order(definition) or not needed.isdisjoint(made):
+        draw = isinstance(definition, Extern) and traits_of(definition.op).seeded
+        if may_raise(definition) or not needed.isdisjoint(made) or (draw and draws):
             needed |= reads(definition)
+            draws |= draw
             first.append(definition)
         else:
             rest.append(definition)
-    return replace(program, definitions=[*first[::-1], *rest[::-1]])
+    return replace(program, definitions=[*reversed(first), *reversed(rest)])
 
 
 def checked_only(program: Program) -> frozenset[str]:
@@ -111,7 +114,3 @@ def checked_only(program: Program) -> frozenset[str]:
         check = isinstance(definition, Extern) and not definition.names
         (checked if check else others).update(reads(definition))
     return frozenset(checked - others)
-
-
-def _keeps_order(definition: Definition) -> bool:
-    return isinstance(definition, Extern) and (may_raise(definition) or is_impure(definition))
