@@ -90,7 +90,7 @@ class StepWriter:
     def call(self, extern: Extern) -> None:
         """Runs a library call, or what stands in its place. Checks that only say that an error is raised wait until
         something else than a computation of torch's follows."""
-        steps = steps_of(extern, self.ctx.buffers)
+        steps = steps_of(extern, self.ctx.buffers, self.ref)
         if steps is not None and all(isinstance(step, Check) and not step.expected for step in steps):
             self._checks += steps
             return

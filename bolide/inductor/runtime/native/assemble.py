@@ -30,7 +30,6 @@ from bolide.inductor.plan import (
     View,
     Word,
     WordResult,
-    bound_words,
     flat_results,
     used_names,
 )
@@ -42,6 +41,9 @@ from bolide.symbolic import Expr
 
 InPython = Callable[[Step, Sequence[str], Sequence[str]], Callable[..., object]]
 """Makes a step of a plan a function of Python's, of these tensors and words; it gives a tuple of all results."""
+
+
+_RELATIONS = {"==": ops.EQUAL, "!=": ops.UNEQUAL, ">=": ops.AT_LEAST}
 
 
 class _NoShim(Exception):
@@ -79,13 +81,35 @@ class _Assembler:
         elif isinstance(step, Word):
             self.writer.words[Expr.var(step.name, None, None)] = self.writer.word(step.expr)
             self.words.append(step.name)
-        elif isinstance(step, (Check, Require, Item, Size)):
-            self.writer.python(self.otherwise(step))
-            self.words += bound_words(step)
+        elif isinstance(step, (Check, Require)):
+            self.requirement(step)
+        elif isinstance(step, (Item, Size)):
+            self.told(step)
         elif isinstance(step, Copy):
             self.writer.python(self.otherwise(step))
         else:
             self.free(step)
+
+    def requirement(self, step: Check | Require) -> None:
+        """What raises in Python if it must."""
+        otherwise = self.otherwise(step)
+        if isinstance(step, Require):
+            self.writer.require(step.expr, _RELATIONS[step.relation], otherwise)
+        elif self.types[step.flag].device == CPU:
+            self.writer.expect(self.writer.slots[step.flag], step.expected, otherwise)
+        else:
+            self.writer.python(otherwise)
+
+    def told(self, step: Item | Size) -> None:
+        """A word that a tensor tells."""
+        slot = self.writer.slots[step.tensor]
+        if isinstance(step, Size):
+            self.writer.size(step.name, slot, step.dim)
+        elif self.types[step.tensor].device == CPU:
+            self.writer.item(step.name, slot, self.types[step.tensor].dtype)
+        else:
+            self.writer.python(self.otherwise(step))
+        self.words.append(step.name)
 
     def otherwise(self, step: Step) -> PythonStep:
         """The step in Python."""
@@ -205,7 +229,7 @@ class _Assembler:
         if kind.item is not None:
             return self.list_operand(kind, value)
         if value is None:
-            return [NOTHING]
+            return [NOTHING, NOTHING] if kind.base == "Device" else [NOTHING]
         if isinstance(value, Ref):
             return [(ops.SLOT if kind.optional else ops.HANDLE, self.writer.slots[value.name])]
         single = self.number(kind.base, value)

@@ -25,6 +25,15 @@ DIVIDE = 13  # rounded down; by 0 gives 0
 REMAINDER = 14  # of that quotient
 LEAST = 15
 GREATEST = 16
+EXPECT = 17  # slot, offset of the Python step for when the only element, a bool, is another, the bool that is expected
+HOLDS = 18  # frame word, offset of the Python step for when the relation to 0 does not hold, relation
+ITEM = 19  # frame word to fill, slot, bytes of the only element, its sign bit (0: it has none, or is a whole word)
+SIZE = 20  # frame word to fill, slot, dimension
+
+# Relations to 0.
+EQUAL = 0
+UNEQUAL = 1
+AT_LEAST = 2
 
 # Operands: kind and value.
 LITERAL = 0  # the value itself

@@ -152,6 +152,17 @@ def execute(control: int, objects: int, slots: int, frame: int) -> bool:
             case ops.HANDLES:
                 handles(now + 24, word(now, 2), slots, frame + 8 * x)
                 size = word(now, 2) + 3
+            case ops.EXPECT:
+                if item(word(slots, x), 1, 0) != word(now, 3):
+                    step = word(now, 2)
+            case ops.HOLDS:
+                if not holds(word(now, 3), word(frame, x)):
+                    step = word(now, 2)
+            case ops.ITEM:
+                put(frame, x, item(word(slots, word(now, 2)), word(now, 3), word(now, 4)))
+                size = 5
+            case ops.SIZE:
+                put(frame, x, extent(word(slots, word(now, 2)), word(now, 3)))
             case _:
                 put(frame, x, number(word(now), word(frame, word(now, 2)), word(frame, word(now, 3))))
         now += 8 * size
@@ -210,6 +221,36 @@ def is_as_expected(handle: int, dtype: int, dims: int, places: int) -> bool:
         return False
     call("strides", handle, facts)
     return call("memcmp", word(facts), word(places, 1), 8 * dims) == 0
+
+
+def item(handle: int, width: int, sign: int) -> int:
+    """The first element of a tensor: an integer of `width` bytes."""
+    facts = room(2)
+    call("data", handle, facts)
+    put(facts, 1, 0)
+    call("memcpy", facts + 8, word(facts), width)
+    value = word(facts, 1)
+    if sign != 0 and value >= sign:
+        value = value - sign - sign
+    return value
+
+
+def extent(handle: int, dim: int) -> int:
+    """The size of a dimension of a tensor."""
+    facts = room(1)
+    call("sizes", handle, facts)
+    return word(word(facts), dim)
+
+
+def holds(relation: int, value: int) -> bool:
+    """Whether a value is in a relation to 0."""
+    match relation:
+        case ops.EQUAL:
+            return value == 0
+        case ops.UNEQUAL:
+            return value != 0
+        case _:
+            return value >= 0
 
 
 def free(places: int, count: int, slots: int) -> int:

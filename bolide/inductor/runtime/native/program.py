@@ -180,6 +180,29 @@ class Writer:
         self.natively()
         self.code += (ops.CHECK, slot, self._reference(otherwise, 2), dtype, dims, *sizes, *strides)
 
+    def expect(self, slot: int, value: bool, otherwise: PythonStep) -> None:
+        """`otherwise` is done if the only element of a tensor of bools is another."""
+        self.natively()
+        self.code += (ops.EXPECT, slot, self._reference(otherwise, 2), int(value))
+        otherwise.behind = len(self.code)
+
+    def require(self, expr: Expr, relation: int, otherwise: PythonStep) -> None:
+        """`otherwise` is done if an integer is not in this relation to 0."""
+        value = self.word(expr)
+        self.code += (ops.HOLDS, value, self._reference(otherwise, 2), relation)
+        otherwise.behind = len(self.code)
+
+    def item(self, name: str, slot: int, dtype: torch.dtype) -> None:
+        """A word is the only element of a tensor of integers or bools."""
+        self.natively()
+        width = dtype.itemsize
+        sign = 1 << 8 * width - 1 if dtype.is_signed and width < 8 else 0
+        self.code += (ops.ITEM, self.named_word(name), slot, width, sign)
+
+    def size(self, name: str, slot: int, dim: int) -> None:
+        """A word is a size of a tensor."""
+        self.code += (ops.SIZE, self.named_word(name), slot, dim)
+
     def python(self, step: PythonStep) -> None:
         """Makes a step in Python."""
         self.in_python()

@@ -25,7 +25,7 @@ GIVING = frozenset((
     *("aten::convolution", "aten::convolution_backward", "aten::cat", "aten::sort.stable", "aten::topk"),
     *("aten::cumsum", "aten::cumprod", "aten::max_pool2d_with_indices", "aten::max_pool2d_with_indices_backward"),
     *("aten::avg_pool2d", "aten::avg_pool2d_backward", "aten::_adaptive_avg_pool2d"),
-    *("aten::_adaptive_avg_pool2d_backward",),
+    *("aten::_adaptive_avg_pool2d_backward", "aten::randint.low"),
     *("mkldnn::_linear_pointwise", "mkldnn::_linear_pointwise.binary"),
     *("mkldnn::_convolution_pointwise", "mkldnn::_convolution_pointwise.binary"),
 ))  # fmt: skip
@@ -72,6 +72,8 @@ def parameters_of(kind: str) -> tuple[str, ...]:
     """LLVM's types of what stands for a parameter of this type in a schema."""
     if kind.endswith(("]", "]?")):
         return ("ptr", "i64")
+    if kind == "Device?":
+        return ("ptr", "i32")
     return ("ptr",) if kind.endswith("?") else (_TYPES[kind],)
 
 

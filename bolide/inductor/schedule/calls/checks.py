@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from bolide.inductor.ir.definitions import Extern, View
 from bolide.inductor.lowering.indexing import check_index
-from bolide.inductor.plan import Check, Item, Require, Size, Step, Word
+from bolide.inductor.plan import Check, Item, Ref, Require, Size, Step, Word
 from bolide.inductor.plan.steps import of_words
 from bolide.inductor.schedule.stages import Buffer, is_one
 from bolide.symbolic import Expr, as_expr
@@ -19,8 +19,8 @@ aten = torch.ops.aten
 _OUTSIDE = "index is out of bounds for its dimension"
 
 
-def steps_of(extern: Extern, buffers: Mapping[str, Buffer]) -> list[Step] | None:
-    """The steps in place of a call; None where it stays one. Their tensors are whole buffers: see `tensor_of`."""
+def steps_of(extern: Extern, buffers: Mapping[str, Buffer], ref: Callable[[View], Ref]) -> list[Step] | None:
+    """The steps in place of a call; None where it stays one. `ref` gives the tensor that a view is."""
     op = extern.op
     if op is done:  # what was to be computed has been
         return []
@@ -33,28 +33,27 @@ def steps_of(extern: Extern, buffers: Mapping[str, Buffer]) -> list[Step] | None
         return (
             _wrapped(_name(extern), index, size) if op is wrap_index else [Word(_name(extern), _clipped(index, size))]
         )
-    view = tensor_of(extern)
-    if view is None or op not in (check_index, require_true, aten.sym_size.int, aten._local_scalar_dense.default):
+    view = extern.args[0] if extern.args else None
+    if not isinstance(view, View) or op not in (
+        check_index,
+        require_true,
+        aten.sym_size.int,
+        aten._local_scalar_dense.default,
+    ):
         return None
     if op is aten.sym_size.int:
-        return [Size(_name(extern), view.buffer, extern.args[1] % len(view.shape))]
+        return [Size(_name(extern), ref(view).name, extern.args[1] % len(view.shape))]
     dtype = buffers[view.buffer].dtype
     if dtype.is_floating_point or dtype.is_complex or not all(map(is_one, view.shape)):
         return None
     if op is aten._local_scalar_dense.default:
-        return [Item(_name(extern), view.buffer)]
+        return [Item(_name(extern), ref(view).name)]
     if dtype is not torch.bool:
         return None
     if op is require_true:
-        return [Check(view.buffer, True, "Refuted", "a check of the program fails")]
+        return [Check(ref(view).name, True, "Refuted", "a check of the program fails")]
     _, message, is_index = extern.args
-    return [Check(view.buffer, False, "IndexError" if is_index else "RuntimeError", message)]
-
-
-def tensor_of(extern: Extern) -> View | None:
-    """The whole buffer that is the first argument of a call, if it is one."""
-    first = extern.args[0] if extern.args else None
-    return first if isinstance(first, View) and first.stride is None else None
+    return [Check(ref(view).name, False, "IndexError" if is_index else "RuntimeError", message)]
 
 
 def _name(extern: Extern) -> str:
