@@ -8,7 +8,9 @@ from bolide.support.config import Config, option, publish
 class InductorConfig(Config):
     fusion: bool = option(True, "Join operations into shared kernels. Off: one kernel for each, to find a wrong one.")
     native_after: int = option(
-        10, "Calls of a graph that its readable driver runs before the native one is made. 0: all of them."
+        10,
+        "Calls of a graph that its readable driver runs before the native one is made. 0: all of them.",
+        env=("BOLIDE_NATIVE_AFTER",),
     )
     freezing: bool = option(
         False,
