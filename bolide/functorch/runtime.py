@@ -279,7 +279,8 @@ def differentiable(
             gradients = derivative.backward(ctx, tangents)
             return (*gradients, None) if anchored else gradients
 
-    apply = CompiledFunction.apply
+    # The engine's own `apply`: that of `Function` looks for wrappers of transforms, in which no graph runs.
+    apply = super(torch.autograd.Function, CompiledFunction).apply
 
     def wrapped(inputs: list[Any]) -> Sequence[Any]:
         for index in apart:

@@ -42,6 +42,8 @@ def test_a_normalised_row_takes_the_memory_that_its_statistics_were_read_from():
         lambda a, b: (lambda p: torch.sin(p) + p.flip(0))(a @ b),
         lambda a, b: (lambda p: torch.sin(p).cumsum(0) - p.roll(1, 0))(a @ b),
         lambda a, b: (lambda p: p[:, torch.arange(23, -1, -1) * 0 + 3] + p)(a @ b),
+        # a result of the first pass that the second one reads back, beside an operand that is read there first
+        lambda a, b: (lambda t, q: (t, (t - t.sum(1, keepdim=True)) * q))((a @ b).sin().tanh(), b @ a),
     ],
 )
 def test_memory_that_is_still_read_is_not_taken(program):

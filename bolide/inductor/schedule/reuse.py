@@ -28,6 +28,7 @@ class _Use:
     """One load or store: the position of its statement in each body from the outermost inwards, and the axes of the
     loops around it. `direct`: neither masked nor at a place that data decide."""
 
+    stores: bool
     access: Access
     positions: tuple[int, ...]
     axes: tuple[Axis, ...]
@@ -84,9 +85,11 @@ def overwrites_safely(kernel: Kernel, old: str, new: str) -> bool:
     return _harmless(uses.get(old, []), uses.get(new, []))
 
 
-def _harmless(loads: list[_Use], stores: list[_Use]) -> bool:
+def _harmless(old: list[_Use], new: list[_Use]) -> bool:
     """Whether the loads of one buffer never come after the store of another one to the same memory. Of several stores
-    (the pieces of a loop) each has elements of its own, so that the one of an element that is loaded counts."""
+    (the pieces of a loop) each has elements of its own, so that the one of an element that is loaded counts. Loads of
+    the new buffer come after its stores anyway."""
+    loads, stores = old, [use for use in new if use.stores]
     if not stores or not all(use.direct for use in (*loads, *stores)):
         return False
     return all(
@@ -133,11 +136,12 @@ def _uses(kernel: Kernel) -> dict[str, list[_Use]]:
             elif not isinstance(statement, Init):
                 loads = [node for node in nodes_below(roots_of(statement), known.__contains__) if node.op == "load"]
                 known = known.union(loads)
-                accesses = [(load.arg, not load.src) for load in loads]
+                accesses = [(False, load.arg, not load.src) for load in loads]
                 if isinstance(statement, Store):
-                    accesses.append((statement.access, not statement.operands and statement.mode == "set"))
-                for access, direct in accesses:
-                    uses.setdefault(access.buffer, []).append(_Use(access, positions, axes, direct))
+                    direct = not statement.operands and statement.mode == "set"
+                    accesses.append((True, statement.access, direct))
+                for stores, access, direct in accesses:
+                    uses.setdefault(access.buffer, []).append(_Use(stores, access, positions, axes, direct))
 
     visit(kernel.body, (), (), frozenset())
     return uses
