@@ -342,13 +342,17 @@ class Lowering:
         )
         return size
 
-    def extern(self) -> object:
-        """The node as an ATen call; its value."""
+    def extern(self, wanted: Sequence[bool] | None = None) -> object:
+        """The node as an ATen call; its value. `wanted`: which of its results are asked for, where that is its last
+        argument."""
         node = self.node
         assert isinstance(node.target, torch._ops.OpOverload)
         any_layout = bool(traits_of(node.target).product)  # the result's does not depend on theirs
         args, kwargs = _given((node.args, node.kwargs), lambda source: self._argument(source, any_layout))
         meta = node.meta["val"]
+        if wanted is not None:
+            args = (*args[:-1], list(wanted))
+            meta = tuple([item if asked else None for item, asked in zip(meta, wanted)])
         several = type(meta) in (tuple, list)  # a TensorMeta is a tuple as well
         metas = [item if _is_tensor(item) else None for item in (meta if several else () if meta is None else (meta,))]
         names = tuple(None if item is None else self.name() for item in metas)

@@ -1,4 +1,4 @@
-"""Pooling over small windows: a chain over the window's elements."""
+"""Small windows: pooling, as a chain over the window's elements, and convolutions of each channel by itself."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.fx
 
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.shapes import whole_factors, within
-from bolide.inductor.lowering.values import Coords, TensorValue
-from bolide.symbolic import Expr
+from bolide.inductor.lowering.values import Coords, Reader, TensorValue
+from bolide.symbolic import Expr, contiguous_strides
+from bolide.tracing import TensorMeta
 
 aten = torch.ops.aten
 
@@ -149,3 +151,143 @@ def adaptive_avg_pool2d_backward(ctx: Lowering, grad: TensorValue, x: TensorValu
         return sc.div(value, high * wide)
 
     return ctx.compute(shape, dtype, body)
+
+
+# ---- convolutions of each channel by itself -------------------------------------------------------------------------
+
+_LEAST_PLANE, _MOST_SMALL, _LEAST_LARGE = 1 << 10, 9, 25
+"""Which are ours, by the places of a plane and those of a window. Measured on AMD EPYC (Zen 5), one thread, forward and
+backward in row-major float32: 3×3 on 2×96×32×32 2.2 ms in eager, 0.5 by kernels, on 8×32×112×112 27 and 12; with the
+weight gradient by a kernel 7×7 on 8×96×56×56 80 and 25 ms, 5×5 on 2×144×32×32 2.5 and 0.9. ATen does the rest."""
+
+
+def _by_channel(
+    x: TensorValue, weight: TensorValue, stride: Sequence[int], padding: Sequence[int], plain: bool
+) -> _Window | None:
+    """The windows of a convolution of each channel by itself with static sizes; None for any other."""
+    sizes = (*x.shape, *weight.shape)
+    if not plain or len(sizes) != 8 or x.dtype is not weight.dtype or not all(size.is_const for size in sizes):
+        return None
+    channels, one, *kernel = (size.value for size in weight.shape)
+    if one != 1 or x.shape[1].value != channels or x.is_empty:
+        return None
+    return _Window((kernel[0], kernel[1]), _pair(stride), _pair(padding))
+
+
+def _is_small(ctx: Lowering, window: _Window, x: TensorValue) -> bool:
+    """Whether sums over the windows of a plane are ours."""
+    source = ctx.node.args[0]
+    assert isinstance(source, torch.fx.Node)
+    meta: TensorMeta = source.meta["val"]
+    plain = x.dtype is torch.float32 and window.stride == (1, 1) and meta.stride == contiguous_strides(meta.shape)
+    return (
+        plain and window.kernel[0] * window.kernel[1] <= _MOST_SMALL and meta.shape[2] * meta.shape[3] >= _LEAST_PLANE
+    )
+
+
+def _weighted(ctx: Lowering, x: TensorValue, weight: TensorValue, window: _Window, turned: bool) -> Reader:
+    """The sums over windows of `x`, element by element times the channel's weights (`turned`: from their last to their
+    first)."""
+
+    def body(coords: Coords) -> Node:
+        total: Node | None = None
+        for place, (_, value, _) in enumerate(window.elements(x, coords)):
+            row, column = divmod(window.kernel[0] * window.kernel[1] - 1 - place if turned else place, window.kernel[1])
+            factor = weight.load((coords[1], Expr.const(0), Expr.const(row), Expr.const(column)))
+            term = sc.mul(value, factor)
+            total = term if total is None else sc.add(total, term)
+        assert total is not None
+        return total
+
+    return body
+
+
+@lowering(aten.convolution.default)
+def convolution(
+    ctx: Lowering,
+    x: TensorValue,
+    weight: TensorValue,
+    bias: TensorValue | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> object:
+    window = _by_channel(x, weight, stride, padding, not transposed and groups > 1 and set(dilation) == {1})
+    if window is None or not _is_small(ctx, window, x):
+        return EXTERN
+    sums = _weighted(ctx, x, weight, window, turned=False)
+    if bias is None:
+        return ctx.compute(*ctx.out, sums)
+    return ctx.compute(*ctx.out, lambda coords: sc.add(sums(coords), bias.load((coords[1],))))
+
+
+@lowering(aten.convolution_backward.default)
+def convolution_backward(
+    ctx: Lowering,
+    grad: TensorValue,
+    x: TensorValue,
+    weight: TensorValue,
+    _: object,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    wanted: Sequence[bool],
+) -> object:
+    """The gradients of input, weight and bias, those that are `wanted`; what is not ours is left to ATen."""
+    window = _by_channel(x, weight, stride, padding, not transposed and groups > 1 and set(dilation) == {1})
+    if window is None or grad.is_empty:
+        return EXTERN
+    small = wanted[0] and _is_small(ctx, window, x)
+    large = wanted[1] and window.kernel[0] * window.kernel[1] >= _LEAST_LARGE
+    if not (small or large):
+        return EXTERN
+    left = (wanted[0] and not small, wanted[1] and not large, wanted[2] and not large)
+    results: list[object] = [None, None, None]
+    if any(left):
+        calls = ctx.extern(left)
+        assert isinstance(calls, tuple)
+        results = list(calls)
+    if small:
+        padding = tuple(size - 1 - before for size, before in zip(window.kernel, window.padding))
+        back = _Window(window.kernel, (1, 1), (padding[0], padding[1]))
+        results[0] = ctx.compute(x.shape, x.dtype, _weighted(ctx, grad, weight, back, turned=True))
+    if large:
+        results[1] = _weight_gradient(ctx, grad, x, weight, window)
+        if wanted[2]:
+            results[2] = _bias_gradient(ctx, grad)
+    return tuple(results)
+
+
+def _weight_gradient(
+    ctx: Lowering, grad: TensorValue, x: TensorValue, weight: TensorValue, window: _Window
+) -> TensorValue:
+    batch, _, rows, columns = grad.shape
+    height, width = x.shape[-2:]
+    compute = sc.compute_dtype(x.dtype)
+
+    def product(coords: Coords, inner: Coords) -> Node:
+        item, *place = inner
+        row, column = (
+            p * step + c - before for p, c, step, before in zip(place, coords[2:], window.stride, window.padding)
+        )
+        inside = sc.logical_and(within(row, 0, height), within(column, 0, width))
+        value = x.load_if(inside, (item, coords[0], row, column))
+        return sc.mul(sc.cast(value, compute), sc.cast(grad.load((item, coords[0], *place)), compute))
+
+    return ctx.reduce(weight.shape, weight.dtype, (batch, rows, columns), "sum", product)
+
+
+def _bias_gradient(ctx: Lowering, grad: TensorValue) -> TensorValue:
+    batch, channels, rows, columns = grad.shape
+    compute = sc.compute_dtype(grad.dtype)
+
+    def element(coords: Coords, inner: Coords) -> Node:
+        return sc.cast(grad.load((inner[0], coords[0], *inner[1:])), compute)
+
+    return ctx.reduce((channels,), grad.dtype, (batch, rows, columns), "sum", element)
