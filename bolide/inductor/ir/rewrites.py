@@ -118,15 +118,15 @@ def _inside(axis: Axis, block: str, size: int, kind: AxisKind) -> Axis:
 def rows_outside(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """``vector v: serial s: stores`` (a scatter of rows) as ``parallel blocks of v: serial s: vector v in its block``:
     whole pieces of rows are updated, and the place of each is found once for all of them."""
-    if len(body) != 1 or not isinstance(body[0], Loop):
+    loop = body[0]
+    if len(body) != 1 or not isinstance(loop, Loop):
         return body
-    (loop,) = body
     if loop.axis.kind == "parallel":
         return (replace(loop, body=rows_outside(loop.body)),)
     kinds, inside = [], loop.body
-    while len(inside) == 1 and isinstance(inside[0], Loop):
-        kinds.append(inside[0].axis)
-        inside = inside[0].body
+    while len(inside) == 1 and isinstance(only := inside[0], Loop):
+        kinds.append(only.axis)
+        inside = only.body
     size = next((size for size in ROW_PIECES if _extent(loop.axis) >= FEWEST_PIECES * size), None)
     stores = [statement for statement in inside if isinstance(statement, Store)]
     plain = loop.axis.kind == "vector" and all(axis.kind == "serial" for axis in kinds)
