@@ -15,6 +15,7 @@ from bolide.inductor.config import config
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.lowering import lower
 from bolide.inductor.lowering.context import input_name
+from bolide.inductor.machine import Machine, host_machine
 from bolide.inductor.plan import Plan
 from bolide.inductor.runtime import driver
 from bolide.inductor.runtime.kernels import CompiledKernel, sequence
@@ -96,23 +97,24 @@ class CompiledGraph:
         return function(inputs), clock
 
 
-def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo) -> CompiledGraph:
-    """Compiles a functional ATen graph (the contract is in docs/inductor.md) for the CPU, with the options of
-    `inductor.config` as they are now."""
+def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo, machine: Machine | None = None) -> CompiledGraph:
+    """Compiles a functional ATen graph (the contract is in docs/inductor.md) for a machine, this one if none is given,
+    with the options of `inductor.config` as they are now."""
+    machine = machine or host_machine()
     name = f"{info.kind}_{next(_numbers)}"
     seconds: dict[str, float] = {}
     with timed(seconds, "lower"):
         # gradients may be one tensor, as eager's are
         program = lower(gm, () if info.kind == "backward" else info.visible_outputs)
     names = _argument_names(gm)
-    scheduled = schedule_program(program, names, [names[position] for position in info.static_inputs])
+    scheduled = schedule_program(program, names, [names[position] for position in info.static_inputs], machine)
     seconds.update(scheduled.seconds)
     plan = scheduled.plan
     constants = {input_name(node): getattr(gm, str(node.target)) for node in gm.graph.nodes if node.op == "get_attr"}
     _record_layouts(gm, scheduled.strides)
     with timed(seconds, "codegen"):
         told = program.size_vars.keys() - _data(gm)
-        compiled = compile_kernels(plan.kernels, sizes={n: program.size_vars[n] for n in names if n in told})
+        compiled = compile_kernels(plan.kernels, machine, {n: program.size_vars[n] for n in names if n in told})
 
     def bind(calls: Sequence[tuple[int, tuple[int, ...]]]) -> Callable[..., None]:
         return sequence([(compiled[kernel], positions) for kernel, positions in calls])

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Union
 
-from bolide.inductor.codegen.target import Target
+from bolide.inductor.machine import Target
 
 Operand = Union["Value", int, float]
 

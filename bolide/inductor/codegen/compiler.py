@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from bolide.inductor.codegen.statements import kernel_code
 from bolide.inductor.codegen.structure import Structure, structure_of
-from bolide.inductor.codegen.target import Target, host_target
 from bolide.inductor.ir.loops import CPU, Kernel
 from bolide.inductor.ir.verify import verify
+from bolide.inductor.machine import Machine, host_machine
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.support.caches import on_reset
 from bolide.support.engine import Library, load
@@ -27,27 +27,28 @@ class _Code:
     library: Library
 
 
-_known: dict[tuple[Target, Structure], _Code] = {}
+_known: dict[tuple[Machine, Structure], _Code] = {}
 
 
 def compile_kernels(
-    kernels: Sequence[Kernel], target: Target | None = None, sizes: Mapping[str, int] | None = None
+    kernels: Sequence[Kernel], machine: Machine | None = None, sizes: Mapping[str, int] | None = None
 ) -> list[CompiledKernel]:
     """Machine code for `kernels`, in order. All that are new (equal ones count once) go through LLVM as one module.
     `sizes`: those of the call that they are made for, where those are known, for the check of accesses.
-    May be called from any thread. Raises InvalidKernel for one that breaks a rule of loop IR, NotImplementedError for
-    one that is not for the CPU."""
+    `machine`: what runs them; this one, if none is given. May be called from any thread. Raises InvalidKernel for one
+    that breaks a rule of loop IR, NotImplementedError for one that is not for the CPU."""
     for kernel in kernels:
         if kernel.device != CPU:
             raise NotImplementedError(f"kernel {kernel.name} is for {kernel.device}: kernels are made for the CPU only")
-    target = target or host_target()
-    keys = [(target, structure_of(kernel)) for kernel in kernels]
+    machine = machine or host_machine()
+    target = machine.target
+    keys = [(machine, structure_of(kernel)) for kernel in kernels]
     with compiling:
         missing = {key: kernel for key, kernel in zip(keys, kernels) if key not in _known}
         if missing:
             for kernel in missing.values():
                 verify(kernel, sizes)  # 40 µs; LLVM ends the process over text that it cannot make sense of
-            parts = [_parts(kernel, target) for kernel in missing.values()]
+            parts = [_parts(kernel, machine) for kernel in missing.values()]
             names = [f"k{number}" for number in range(len(parts))]
             declared = {symbol: line for declarations, _ in parts for symbol, line in declarations.items()}
             functions = "\n".join(code.replace(f"@{ENTRY}", f"@{name}") for (_, code), name in zip(parts, names))
@@ -68,15 +69,15 @@ def reset() -> None:
         _known.clear()
 
 
-def module_text(kernel: Kernel, target: Target) -> str:
+def module_text(kernel: Kernel, machine: Machine) -> str:
     """A complete LLVM module for one kernel, whose entry is @kernel."""
-    return _module(*_parts(kernel, target))
+    return _module(*_parts(kernel, machine))
 
 
-def _parts(kernel: Kernel, target: Target) -> tuple[dict[str, str], str]:
+def _parts(kernel: Kernel, machine: Machine) -> tuple[dict[str, str], str]:
     """What a kernel declares, by symbol, and its functions."""
     declarations: dict[str, str] = {}
-    return declarations, kernel_code(kernel, ENTRY, target, declarations)
+    return declarations, kernel_code(kernel, ENTRY, machine, declarations)
 
 
 def _module(declarations: dict[str, str], functions: str) -> str:

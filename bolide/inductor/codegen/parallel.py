@@ -8,14 +8,11 @@ from dataclasses import dataclass, replace
 from bolide.inductor.codegen.analysis import Dependences, cost, lanes_for
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.function_values import FunctionValues
-from bolide.inductor.codegen.target import Target
 from bolide.inductor.ir.definitions import volume
 from bolide.inductor.ir.loops import Axis, Kernel, Loop, Stmt
+from bolide.inductor.machine import Machine, Target
 from bolide.symbolic import Expr
 
-#: Vector instructions' worth of work (elements × cost) that a thread must have before a second one is worth its start,
-# some 5 µs.
-GRAIN = 1 << 16
 #: What the extent of a loop is taken for when it depends on other axes and has no bound.
 UNKNOWN = 64
 
@@ -79,8 +76,9 @@ def _elements(body: Sequence[Stmt], known: frozenset[str]) -> Expr:
     return total if total.terms or total.offset else Expr.const(1)
 
 
-def entry(kernel: Kernel, name: str, regions: Sequence[Region], target: Target, declarations: dict[str, str]) -> str:
+def entry(kernel: Kernel, name: str, regions: Sequence[Region], machine: Machine, declarations: dict[str, str]) -> str:
     """The text of the function that a launch calls, and of what it hands to the threads."""
+    target, grain = machine.target, machine.grain
     b = Builder(declarations, target)
     values = FunctionValues(b, Dependences(kernel))
     values.load_sizes(kernel)
@@ -91,10 +89,10 @@ def entry(kernel: Kernel, name: str, regions: Sequence[Region], target: Target, 
         total = values.scalar(points)
         if region.vector is not None:
             total = values.scalar(region.vector.axis.extent.ceildiv(lanes_for(region.vector, target.vector_bits)))
-        if not region.is_spread or (work.bounds()[1] or 2 * GRAIN) < 2 * GRAIN:
+        if not region.is_spread or (work.bounds()[1] or 2 * grain) < 2 * grain:
             _call(b, region.name, total)
         else:
-            _spread(values, region.name, total, work)
+            _spread(values, region.name, total, work, grain)
             shares.append(_share(region.name, target))
     b.do("ret void")
     text = "\n".join(b.lines)
@@ -116,7 +114,7 @@ def _call(b: Builder, region: str, total: Value) -> None:
     b.label(after)
 
 
-def _spread(values: FunctionValues, region: str, total: Value, work: Expr) -> None:
+def _spread(values: FunctionValues, region: str, total: Value, work: Expr, grain: int) -> None:
     """Run a region on as many threads as its work is worth, at most torch's number.
 
     All of torch's threads enter, whatever the work is worth, and those that it is not worth leave at once: libgomp ends
@@ -126,7 +124,7 @@ def _spread(values: FunctionValues, region: str, total: Value, work: Expr) -> No
     for text in ("void @GOMP_parallel(ptr, ptr, i32, i32)", "i32 @omp_get_thread_num()", "i32 @omp_get_num_threads()"):
         b.declarations.setdefault(text[text.index("@") + 1 : text.index("(")], f"declare {text}")
     team = b.call("_ZN2at15get_num_threadsEv", (), "i32")
-    worth = b.binary("sdiv", values.scalar(work), b.const(GRAIN, "i64"))
+    worth = b.binary("sdiv", values.scalar(work), b.const(grain, "i64"))
     threads = b.intrinsic("smin", b.intrinsic("smin", worth, b.convert("sext", team, "i64")), total)
     many, one, after = b.new_label("many"), b.new_label("one"), b.new_label("after")
     b.branch(b.compare("icmp sgt", threads, 1), many, one)

@@ -18,9 +18,9 @@ from bolide.inductor.codegen.analysis import Dependences, changed_by, cost, lane
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.function_values import Accumulator, FunctionValues
 from bolide.inductor.codegen.instructions import MEMORY
-from bolide.inductor.codegen.target import Target
 from bolide.inductor.ir.loops import TILE, VECTOR_KINDS, Init, Kernel, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.walks import nodes_below, roots_in, roots_of, statements
+from bolide.inductor.machine import Machine, Target
 
 #: Sums of floats over more iterations than this are added up in blocks of so many, these again, and so on up to so many
 #: levels: then the rounding error is near that of pairwise summation.
@@ -32,12 +32,12 @@ TWICE = 30
 Body = Callable[[], None]
 
 
-def kernel_code(kernel: Kernel, name: str, target: Target, declarations: dict[str, str]) -> str:
+def kernel_code(kernel: Kernel, name: str, machine: Machine, declarations: dict[str, str]) -> str:
     """The text of the functions of `kernel`, whose entry is @`name`."""
     dependences = Dependences(kernel)
     regions = parallel.regions_of(kernel.body, name)
-    functions = [_RegionWriter(kernel, dependences, target, declarations).region(region) for region in regions]
-    return "\n".join((*functions, parallel.entry(kernel, name, regions, target, declarations)))
+    functions = [_RegionWriter(kernel, dependences, machine.target, declarations).region(region) for region in regions]
+    return "\n".join((*functions, parallel.entry(kernel, name, regions, machine, declarations)))
 
 
 class _RegionWriter:

@@ -6,16 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from bolide.inductor.ir.definitions import Element, volume
 from bolide.inductor.ir.walks import is_indirect, loads_of, roots_of, substitute, with_roots
-from bolide.inductor.schedule.stages import Buffer, Group, Stage, is_one
+from bolide.inductor.schedule.stages import Buffer, Group, Scheduling, Stage, is_one
 from bolide.inductor.schedule.unify import Unifier
 from bolide.symbolic import Expr
-
-#: A reduction over fewer rows, each longer than LONG_ROW, does not pull work over its whole space into its kernel.
-FEW_ROWS = 8
-LONG_ROW = 1 << 14
-MOST_STAGES = 40
-MOST_BUFFERS = 48
-
 
 #: (element, whether its place depends on data), by buffer
 Reads = dict[str, list[tuple[Element, bool]]]
@@ -29,20 +22,20 @@ def reads_by_buffer(stages: Iterable[Stage]) -> Reads:
     return {name: list(ways) for name, ways in reads.items()}
 
 
-def fuse(left: Group, right: Group, buffers: dict[str, Buffer]) -> Group | str:
+def fuse(left: Group, right: Group, ctx: Scheduling) -> Group | str:
     """One group that does what `left` and then `right` does; or the reason why not. Names of axes are the left's."""
     if any(stage.mode != "define" for stage in (*left.stages, *right.stages)):
         return "one of them updates a buffer in place (scatter)"
-    if len(left.stages) + len(right.stages) > MOST_STAGES:
+    if len(left.stages) + len(right.stages) > ctx.machine.most_stages:
         return "the kernel would become too large"
     left_reads, right_reads = reads_by_buffer(left.stages), reads_by_buffer(right.stages)
-    if len(left_reads.keys() | right_reads.keys()) > MOST_BUFFERS:
+    if len(left_reads.keys() | right_reads.keys()) > ctx.machine.most_buffers:
         return "the kernel would have too many arguments"
     unifier = Unifier(left.space, right.space)
     reason = (
-        _relate(left, right, left_reads, right_reads, buffers, unifier)
+        _relate(left, right, left_reads, right_reads, ctx.buffers, unifier)
         or _cover(left, right, unifier)
-        or _profit(left, right, buffers)
+        or _profit(left, right, ctx)
     )
     return reason or _join(left, right, unifier)
 
@@ -89,14 +82,15 @@ def _cover(left: Group, right: Group, unifier: Unifier) -> str | None:
     return None if unifier.equate_axes(left.space, right.space) else "their index spaces differ"
 
 
-def _profit(left: Group, right: Group, buffers: dict[str, Buffer]) -> str | None:
+def _profit(left: Group, right: Group, ctx: Scheduling) -> str | None:
     """Refuses what is possible but slow."""
+    machine, buffers = ctx.machine, ctx.buffers
     for reduction, other in ((left, right), (right, left)):
         if not reduction.inner:
             continue
         rows, length = volume(e for _, e in reduction.outer), volume(e for _, e in reduction.inner)
         pointwise = not other.inner and len(other.outer) > len(reduction.outer)
-        if pointwise and _count(rows) < FEW_ROWS and _count(length) > LONG_ROW:
+        if pointwise and _count(rows) < machine.few_rows and _count(length) > machine.long_row:
             return f"{rows} rows are too few for all threads"
         if pointwise and other is left and not contiguous_inside(reduction, buffers):
             return "the reduction runs across memory, the pointwise part along it"

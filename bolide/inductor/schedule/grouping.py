@@ -111,7 +111,7 @@ def _join_with_earlier(graph: _Graph, index: int) -> None:
             continue
         first, second = (mine, vertex) if current in map(graph.found, vertex.needs) else (vertex, mine)
         assert isinstance(first.unit, Group) and isinstance(second.unit, Group)
-        joined = fuse(first.unit, second.unit, graph.ctx.buffers)
+        joined = fuse(first.unit, second.unit, graph.ctx)
         if isinstance(joined, str):
             graph.ctx.refusals.append(Refusal(first.unit.stages[-1].name, second.unit.stages[-1].name, joined))
             continue

@@ -16,10 +16,11 @@ from bolide.inductor.ir.loops import Access, Axis, AxisKind, Init, Kernel, Local
 from bolide.inductor.ir.rewrites import rows_outside, split_at_bounds, tiled
 from bolide.inductor.ir.scalar_ops import DRAWS
 from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
+from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.inline import select
 from bolide.inductor.schedule.nest import Nest, choose_nest
 from bolide.inductor.schedule.scratch import Pass, save_across_passes
-from bolide.inductor.schedule.stages import Buffer, Group, Space, Stage
+from bolide.inductor.schedule.stages import Buffer, Group, Scheduling, Space, Stage
 from bolide.symbolic import Expr
 
 Kinds = dict[str | None, AxisKind]  # of axes by name
@@ -34,11 +35,12 @@ class Piece:
     target: Expr | None
 
 
-def kernel_of(group: Group, stored: set[str], buffers: dict[str, Buffer], name: str) -> Kernel:
+def kernel_of(group: Group, stored: set[str], ctx: Scheduling, name: str) -> Kernel:
     """The kernel of `group`; of the buffers it defines only those in `stored` get memory."""
+    buffers = ctx.buffers
     pieces = _resolve(group, stored, buffers)
     nodes = _nodes(pieces)
-    nest = choose_nest(group, _addresses(pieces, nodes), _indices(nodes))
+    nest = choose_nest(group, _addresses(pieces, nodes), _indices(nodes), ctx.machine)
     if nest.rename:
         new = substitute(nest.rename)
         pieces = [
@@ -46,7 +48,7 @@ def kernel_of(group: Group, stored: set[str], buffers: dict[str, Buffer], name: 
             for piece in pieces
         ]
         nodes = _nodes(pieces)
-    inside, scratch = _passes(pieces, nest)
+    inside, scratch = _passes(pieces, nest, ctx.machine)
     body = split_at_bounds(rows_outside(tiled(_outer_loops(nest, inside))))
     params = _params(pieces, nodes, buffers)
     space = (*nest.outer, *nest.inner)
@@ -120,7 +122,7 @@ def _indices(nodes: Iterable[Node]) -> list[Expr]:
 # ---- statements ----------------------------------------------------------------------------------------------------
 
 
-def _passes(pieces: list[Piece], nest: Nest) -> tuple[tuple[Stmt, ...], list[Local]]:
+def _passes(pieces: list[Piece], nest: Nest, machine: Machine) -> tuple[tuple[Stmt, ...], list[Local]]:
     """The statements inside the outer loops, and the scratch memory that they use."""
     level_of = _leveller({piece.stage.name: piece.stage for piece in pieces})
     body: list[Stmt] = []
@@ -144,7 +146,7 @@ def _passes(pieces: list[Piece], nest: Nest) -> tuple[tuple[Stmt, ...], list[Loc
             else:
                 run(level - 1).behind += store
     ordered = [passes[level] for level in sorted(passes)]
-    scratch = save_across_passes(ordered, nest.inner, nest.vector) if len(ordered) > 1 else []
+    scratch = save_across_passes(ordered, nest.inner, nest.vector, machine) if len(ordered) > 1 else []
     for current in ordered:
         body += current.inits
         if current.inside:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bolide.inductor.ir.definitions import axis_var
+from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.stages import Group, Space
 from bolide.symbolic import Expr
 
-LANES = 16  # an axis shorter than this leaves lanes of a vector idle
 FAR = 1 << 60  # the stride of a symbolic or irregular access, for sorting
 
 
@@ -28,7 +28,7 @@ class Nest:
     full_rank: int
 
 
-def choose_nest(group: Group, addresses: list[Expr], indices: list[Expr]) -> Nest:
+def choose_nest(group: Group, addresses: list[Expr], indices: list[Expr], machine: Machine) -> Nest:
     """The nest for a group with these addresses of loads and stores, and other index expressions."""
     outer, inner = list(group.outer), list(group.inner)
     strides = {name: [_stride(expr, name) for expr in addresses] for name, _ in group.space}
@@ -39,7 +39,7 @@ def choose_nest(group: Group, addresses: list[Expr], indices: list[Expr]) -> Nes
     rename: dict[str, Expr] = {}
     outer, expressions = _merge(outer, [*addresses, *indices], serial, rename)
     inner, expressions = _merge(inner, expressions, frozenset(), rename)
-    vector = _vector_axis(outer, inner, expressions[: len(addresses)], serial)
+    vector = _vector_axis(outer, inner, expressions[: len(addresses)], serial, machine.lanes)
     if vector is not None:
         outer.sort(key=lambda axis: (axis[0] == vector) + 2 * (axis[0] in serial))
         inner.sort(key=lambda axis: axis[0] == vector)
@@ -109,7 +109,11 @@ def _merges(expr: Expr, outer: str, inner: str, extent: Expr) -> bool:
 
 
 def _vector_axis(
-    outer: list[tuple[str, Expr]], inner: list[tuple[str, Expr]], addresses: list[Expr], serial: frozenset[str]
+    outer: list[tuple[str, Expr]],
+    inner: list[tuple[str, Expr]],
+    addresses: list[Expr],
+    serial: frozenset[str],
+    lanes: int,
 ) -> str | None:
     """The axis along which most addresses are consecutive. Those that move along every inner axis count most: what
     moves along some of them only (a weight for each channel) is small and stays in cache."""
@@ -122,8 +126,8 @@ def _vector_axis(
             moving = len(inner_names & expr.free_vars)
             weight = 4.0 if moving == len(inner_names) else 2.0 if moving else 1.0
             votes += (1.0 if stride == 1 else 0.1 if stride == 0 else 0.0) * weight
-        if extent.is_const and extent.value < LANES:
-            votes *= 0.3 if extent.value < LANES // 2 else 0.6
+        if extent.is_const and extent.value < lanes:
+            votes *= 0.3 if extent.value < lanes // 2 else 0.6
         if votes >= best_votes:
             best, best_votes = name, votes
     return best

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from bolide.inductor.config import config
 from bolide.inductor.ir.definitions import Extern, Program, Result, View
 from bolide.inductor.ir.walks import viewed
+from bolide.inductor.machine import Machine
 from bolide.inductor.plan import Plan
 from bolide.inductor.schedule.grouping import group
 from bolide.inductor.schedule.inline import inline, prune
@@ -34,28 +36,31 @@ class Schedule:
     seconds: dict[str, float]
 
 
-PROGRAM_PASSES: list[tuple[str, Callable[[Program], Program]]] = [
-    ("prune", prune),
-    ("accumulate", accumulate_products),
-    ("inline", inline),
-    ("split", split_reductions),
-    ("libraries", choose_libraries),
-    ("checks", checks_first),
-    ("scatters", update_in_place),
-]
+def program_passes(machine: Machine, fusion: bool) -> dict[str, Callable[[Program], Program]]:
+    """The passes over a program by name, in order."""
+    passes: dict[str, Callable[[Program], Program]] = {
+        "prune": prune,
+        "accumulate": accumulate_products,
+        "inline": inline,
+        "split": partial(split_reductions, machine=machine),
+        "libraries": choose_libraries,
+        "checks": checks_first,
+        "scatters": update_in_place,
+    }
+    if not fusion:
+        del passes["inline"]
+    return passes
 
 
-def schedule_program(program: Program, inputs: tuple[str, ...], static: Collection[str]) -> Schedule:
-    """Kernels and plan of a program. `inputs` are the names of the call's arguments, tensors and sizes, in order;
-    `static` those whose memory lives anyway."""
+def schedule_program(program: Program, inputs: tuple[str, ...], static: Collection[str], machine: Machine) -> Schedule:
+    """Kernels and plan of a program for a machine. `inputs` are the names of the call's arguments, tensors and sizes,
+    in order; `static` those whose memory lives anyway."""
     seconds: dict[str, float] = {}
-    for name, run in PROGRAM_PASSES:
-        if run is inline and not config.fusion:
-            continue
+    for name, run in program_passes(machine, config.fusion).items():
         with timed(seconds, name):
             program = run(program)
     with timed(seconds, "layouts"):
-        ctx = Scheduling(program.results, decide_layouts(program))
+        ctx = Scheduling(program.results, decide_layouts(program), machine)
     with timed(seconds, "group"):
         units = group(program, ctx, config.fusion)
     with timed(seconds, "order"):
@@ -76,9 +81,9 @@ def _plan_of(units: list[Unit], ctx: Scheduling, writer: StepWriter, homes: Home
         if isinstance(unit, Group):
             stored = {s.name for s in unit.stages if s.mode != "define" or readers.get(s.name, set()) - {id(unit)}}
             name = f"k{len(writer.kernels)}_{unit.stages[-1].name}"
-            kernel = kernel_of(unit, stored, ctx.buffers, name)
+            kernel = kernel_of(unit, stored, ctx, name)
             if not settle(homes, unit, kernel, ctx):
-                kernel = kernel_of(unit, stored, ctx.buffers, name)
+                kernel = kernel_of(unit, stored, ctx, name)
             writer.launch(kernel, homes.of)
         elif isinstance(unit, Extern):
             writer.call(unit)

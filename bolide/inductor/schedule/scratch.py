@@ -9,13 +9,12 @@ from bolide.inductor.ir.definitions import Layout, axis_vars, volume
 from bolide.inductor.ir.loops import Access, Init, Local, Node, Stmt, Store, Update
 from bolide.inductor.ir.scalar_ops import SCALAR_OPS
 from bolide.inductor.ir.walks import index_vars, nodes_below, rewriter, roots_in, with_roots
+from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.stages import Space
 
 IRREGULAR = 8  # cost of a load under a mask, or one lane at a time
 WORTH_SCRATCH = 10  # a value of this cost is kept in scratch memory
 WORTH_READING = 2  # a value of this cost that is stored anyway is read back
-LONGEST_ROW = 1 << 13  # elements of a row in scratch memory: it must stay in the first-level cache, and on the stack
-MOST_SCRATCH = 4
 
 
 @dataclass(slots=True)
@@ -27,7 +26,7 @@ class Pass:
     behind: list[Stmt]
 
 
-def save_across_passes(passes: list[Pass], inner: Space, vector: str | None) -> list[Local]:
+def save_across_passes(passes: list[Pass], inner: Space, vector: str | None, machine: Machine) -> list[Local]:
     """Changes the passes so that costly values are computed in one only; gives the scratch memory that this takes."""
     state = _State(frozenset(name for name, _ in inner), vector)
     locals_: list[Local] = []
@@ -35,7 +34,7 @@ def save_across_passes(passes: list[Pass], inner: Space, vector: str | None) -> 
     computed_in: dict[Node, Pass] = {}
     room = volume(extent for _, extent in inner)
     index = Layout.row_major([extent for _, extent in inner]).address(axis_vars(inner))
-    small = room.is_const and room.value <= LONGEST_ROW and any(name == vector for name, _ in inner)
+    small = room.is_const and room.value <= machine.longest_row and any(name == vector for name, _ in inner)
     for current in passes:
         _read_back(current, saved)
         stores = [s for each in passes for s in each.inside if isinstance(s, Store)]
@@ -43,7 +42,7 @@ def save_across_passes(passes: list[Pass], inner: Space, vector: str | None) -> 
         for node in _frontier(current.inside, computed_in, stored, small, state):
             if node in stored:
                 access = stored[node]
-            elif len(locals_) < MOST_SCRATCH:
+            elif len(locals_) < machine.most_scratch:
                 name = f"row{len(locals_)}"
                 locals_.append(Local(name, node.dtype, room))
                 access = Access(name, index)

@@ -44,44 +44,41 @@ from bolide.inductor.ir.walks import (
     with_roots,
     writes,
 )
+from bolide.inductor.machine import Machine
 from bolide.inductor.runtime.results import gives_new_memory
 from bolide.inductor.schedule.layouts import strided_views
 from bolide.inductor.schedule.stages import is_one
 from bolide.symbolic import Expr
 
-FEW_ROWS = 16  # fewer results of reductions along memory
-FEW_COLUMNS = 128  # fewer results of reductions across memory
-LONG = 1 << 15  # elements to reduce for one result
-MOST_PARTS = 64
-FEWEST_PARTS = 4
 SPLITTABLE = ("sum", "prod", "min", "max", "any", "all")
 
 
 # ---- long reductions -------------------------------------------------------------------------------------------------
 
 
-def split_reductions(program: Program) -> Program:
+def split_reductions(program: Program, machine: Machine) -> Program:
     """The program with every long reduction to few results as partial results and their reduction.
 
-    Static sizes only. The number of parts is a divisor of one reduced extent, at most MOST_PARTS."""
+    Static sizes only. The number of parts is a divisor of one reduced extent, at most the machine's `most_parts`."""
     done: list[Definition] = []
     for definition in program.definitions:
         if isinstance(definition, Computed) and definition.reduce_op in SPLITTABLE:
-            done += _split(definition) or [definition]
+            done += _split(definition, machine) or [definition]
         else:
             done.append(definition)
     return replace(program, definitions=done)
 
 
-def _split(definition: Computed) -> list[Definition] | None:
+def _split(definition: Computed, machine: Machine) -> list[Definition] | None:
     results, length = volume(definition.shape), volume(extent for _, extent in definition.reduce_axes)
-    if not (results.is_const and length.is_const and length.value >= LONG):
+    if not (results.is_const and length.is_const and length.value >= machine.split_length):
         return None
-    if results.value >= (FEW_ROWS if _along_memory(definition) else FEW_COLUMNS):
+    if results.value >= (machine.split_rows if _along_memory(definition) else machine.split_columns):
         return None
     name, extent = definition.reduce_axes[0]
-    parts = next((n for n in range(MOST_PARTS, FEWEST_PARTS - 1, -1) if extent.value % n == 0), None)
-    if parts is None or results.value * parts < FEWEST_PARTS:
+    numbers = range(machine.most_parts, machine.fewest_parts - 1, -1)
+    parts = next((n for n in numbers if extent.value % n == 0), None)
+    if parts is None or not results.value:
         return None
     part, within = f"{name}s", f"{name}w"
     size = Expr.const(extent.value // parts)

@@ -11,6 +11,7 @@ import torch
 from bolide.inductor.ir.definitions import Computed, Extern, Layout, Result, Scatter, WriteBack
 from bolide.inductor.ir.loops import CPU, Node, ReduceOp
 from bolide.inductor.ir.walks import loads_of, reads, roots_of, writes
+from bolide.inductor.machine import Machine
 from bolide.symbolic import Expr
 
 Space = tuple[tuple[str, Expr], ...]  # (axis name, extent), outermost first
@@ -72,6 +73,7 @@ class Scheduling:
 
     results: list[Result]
     buffers: dict[str, Buffer]
+    machine: Machine
     refusals: list[Refusal] = field(default_factory=list)
 
 

@@ -18,8 +18,8 @@ import torch._dynamo
 import bolide
 from bolide.dynamo.config import DynamoConfig
 from bolide.functorch.config import FunctorchConfig
-from bolide.inductor.codegen.target import host_target
 from bolide.inductor.config import InductorConfig
+from bolide.inductor.machine import host_target
 from bolide.support import log
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "breaks-and-recompilations.md"

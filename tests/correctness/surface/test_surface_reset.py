@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import bolide
-from bolide.inductor.codegen.target import host_target
 from bolide.inductor.ir.loops import Node
+from bolide.inductor.machine import host_target
 from bolide.support.engine import Library, load
 from bolide.tracing import TracedTensor
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from bolide.inductor.lowering import lower
+from bolide.inductor.machine import host_machine
 from bolide.inductor.schedule import grouping, schedule_program
 from tests.schedule_tools import check, compiled, graph_of
 
@@ -86,7 +87,7 @@ def steps_of_grouping(number: int) -> int:
     before = sys.gettrace()
     sys.settrace(count)
     try:
-        schedule_program(program, ("x0", "x1", "x2", "x3"), ())
+        schedule_program(program, ("x0", "x1", "x2", "x3"), (), host_machine())
     finally:
         sys.settrace(before)
     return lines

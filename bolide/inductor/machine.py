@@ -1,0 +1,113 @@
+"""What scheduling and code generation must know of the machine that kernels run on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Instructions of a CPU. `vector_bits`: width of its registers. `sleef_f32`, `sleef_f64`: lanes of the Sleef
+    functions that suit it (0: call the C library lane by lane). `scales`: has an instruction for x · 2^n."""
+
+    name: str
+    cpu: str
+    features: str
+    vector_bits: int
+    sleef_f32: int
+    sleef_f64: int
+    scales: bool
+
+    @property
+    def attributes(self) -> str:
+        """Function attributes: keeps LLVM from splitting vectors of the full width on CPUs whose tuning prefers
+        narrower ones."""
+        bits = self.vector_bits
+        return f'nounwind "min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine, as passes ask for it. Two that are equal get the same code.
+
+    `caches`: bytes of the data caches that a core sees, the first level's first; `threads`: torch's number.
+    `grain`: vector instructions' worth of work (elements × cost) that a thread must have before a second one is worth
+    its start, some 5 µs."""
+
+    target: Target
+    caches: tuple[int, ...] = (1 << 15,)
+    threads: int = field(default=1, compare=False)
+    device: str = "cpu"
+    grain: int = 1 << 16
+    #: A kernel has at most so many stages and arguments, and rows of scratch memory.
+    most_stages: int = 40
+    most_buffers: int = 48
+    most_scratch: int = 4
+    #: A reduction over fewer rows, each longer than `long_row`, does not pull work over its whole space into its
+    #: kernel.
+    few_rows: int = 8
+    long_row: int = 1 << 14
+    #: Reductions of at least `split_length` elements to fewer results than this get partial results, between
+    #: `fewest_parts` and `most_parts` of them: such along memory, and such across it.
+    split_rows: int = 16
+    split_columns: int = 128
+    split_length: int = 1 << 15
+    fewest_parts: int = 4
+    most_parts: int = 64
+
+    @property
+    def lanes(self) -> int:
+        """The float32 numbers in a register: a shorter axis leaves lanes idle."""
+        return self.target.vector_bits // 32
+
+    @property
+    def longest_row(self) -> int:
+        """The elements of a row in scratch memory, which must stay in the first-level cache, and on the stack."""
+        return 1 << (self.caches[0] // 4).bit_length() - 1
+
+
+#: (feature the host must have, name, register bits, Sleef lanes for float32 and float64, scales); the first that fits
+#: is taken.
+LEVELS = (
+    ("avx512f", "avx512", 512, 16, 8, True),
+    ("avx2", "avx2", 256, 8, 4, False),
+    ("", "generic", 128, 0, 0, False),
+)
+
+
+def host_machine() -> Machine:
+    """The machine this process runs on, with torch's number of threads as it is now."""
+    return Machine(host_target(), _host_caches() or (1 << 15,), torch.get_num_threads())
+
+
+@functools.cache
+def host_target() -> Target:
+    """The instructions of the CPU this process runs on."""
+    import llvmlite.binding as llvm
+
+    features = llvm.get_host_cpu_features()
+    _, name, bits, f32, f64, scales = next(level for level in LEVELS if not level[0] or features.get(level[0]))
+    return Target(name, llvm.get_host_cpu_name(), features.flatten(), bits, f32, f64, scales)
+
+
+@functools.cache
+def _host_caches() -> tuple[int, ...]:
+    """The sizes of the data caches of the first core, as Linux tells them; none elsewhere."""
+    return tuple([size for _, size in sorted(_caches(Path("/sys/devices/system/cpu/cpu0/cache")))])
+
+
+def _caches(folder: Path) -> Iterator[tuple[int, int]]:
+    """(level, bytes) of each cache for data."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    for index in folder.glob("index*"):
+        try:
+            level, kind, size = [(index / name).read_text().strip() for name in ("level", "type", "size")]
+            if kind != "Instruction":
+                yield int(level), int(size[:-1]) * units[size[-1]]
+        except (OSError, ValueError, KeyError):
+            continue

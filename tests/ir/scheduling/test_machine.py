@@ -1,0 +1,65 @@
+"""Scheduling and code generation ask the machine that they are given, and no other one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from bolide.inductor import compile_graph
+from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.machine import host_machine
+from tests.schedule_tools import Function, graph_of
+
+HOST = host_machine()
+
+
+def kernels_on(machine, fn: Function, *inputs: torch.Tensor) -> list[Kernel]:
+    """The kernels of `fn` for a machine; the results are eager's."""
+    compiled = compile_graph(*graph_of(fn, inputs), machine)
+    expected = fn(*inputs)
+    results = compiled([*inputs])
+    for mine, theirs in zip(results, [expected] if isinstance(expected, torch.Tensor) else expected):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    return [report.ir for report in compiled.kernels]
+
+
+def test_parts_of_a_reduction():
+    x = torch.randn(1 << 16)
+    assert len(kernels_on(HOST, torch.sum, x)) == 2
+    assert len(kernels_on(replace(HOST, split_length=1 << 17), torch.sum, x)) == 1
+
+
+def test_stages_and_arguments_of_a_kernel():
+    def program(x, y, z):
+        a = x.exp() + y
+        return a, a.sin() * z, a.cos()
+
+    inputs = [torch.randn(8, 8) for _ in range(3)]
+    assert len(kernels_on(HOST, program, *inputs)) == 1
+    assert len(kernels_on(replace(HOST, most_stages=2), program, *inputs)) == 2
+    assert len(kernels_on(replace(HOST, most_buffers=2), program, *inputs)) > 1
+
+
+def test_scratch_fits_the_cache():
+    def softmax(x):
+        return torch.softmax(x.sin(), -1)
+
+    x = torch.randn(4, 5000)
+    (kernel,) = kernels_on(replace(HOST, caches=(1 << 15,)), softmax, x)
+    assert kernel.locals
+    (kernel,) = kernels_on(replace(HOST, caches=(1 << 13,)), softmax, x)
+    assert not kernel.locals
+    (kernel,) = kernels_on(replace(HOST, caches=(1 << 15,), most_scratch=0), softmax, x)
+    assert not kernel.locals
+
+
+def test_grain_decides_what_runs_on_threads():
+    gm, info = graph_of(torch.sin, [torch.randn(1 << 10)])
+    assert "GOMP_parallel" not in compile_graph(gm, info, HOST).kernels[0].llvm_ir
+    assert "GOMP_parallel" in compile_graph(gm, info, replace(HOST, grain=1 << 4)).kernels[0].llvm_ir
+
+
+def test_the_host():
+    assert HOST.threads == torch.get_num_threads()
+    assert list(HOST.caches) == sorted(HOST.caches) and HOST.longest_row * 4 <= HOST.caches[0]
