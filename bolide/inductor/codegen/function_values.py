@@ -14,7 +14,15 @@ import torch
 from bolide.inductor.codegen.accesses import load, prepare
 from bolide.inductor.codegen.analysis import READS, Dependences
 from bolide.inductor.codegen.builder import FLOATS, Builder, Value
-from bolide.inductor.codegen.instructions import COMPARISONS, INSTRUCTIONS, REGISTER, compare, computed, constant
+from bolide.inductor.codegen.instructions import (
+    COMPARISONS,
+    INSTRUCTIONS,
+    REGISTER,
+    compare,
+    computed,
+    constant,
+    through_bfloat16,
+)
 from bolide.inductor.codegen.philox import philox_normal, philox_uniform
 from bolide.inductor.codegen.scope import Scope, fits
 from bolide.inductor.ir.loops import Node, ReduceOp
@@ -133,6 +141,10 @@ class FunctionValues(Scope):
                 return narrow
         if any(arg.lanes > 1 for arg in args):
             args = tuple(self.wide(arg) for arg in args)
+        if node.op == "cast" and node.dtype is torch.float32 and node.src[0].dtype is torch.bfloat16:
+            whole = next((operand for operand in node.src[0].src if operand.dtype is torch.float32), None)
+            if node.src[0].op == "cast" and whole in self._cache:
+                return through_bfloat16(self._cache[whole])
         return computed(node.op, args, node.src[-1].dtype, node.dtype)
 
     def _compare_places(self, node: Node) -> Value | None:

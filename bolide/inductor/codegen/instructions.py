@@ -85,11 +85,24 @@ def _narrow(value: Value, target: torch.dtype) -> Value:
     b = value.b
     if target == torch.float16:
         return b.convert("fptrunc", value, "half")
-    bits = b.bitcast(value, "i32")
-    odd = b.binary("lshr", bits, b.like(16, bits)) & 1
-    rounded = bits + (odd + 0x7FFF)
+    rounded = _rounded_bits(value)
     high = b.convert("trunc", b.binary("lshr", rounded, b.like(16, rounded)), "i16")
     return b.select(b.compare("fcmp uno", value, value), 0x7FC0, high)
+
+
+def _rounded_bits(value: Value) -> Value:
+    """The bits of a float32, whose upper half is the nearest bfloat16, unless it is NaN."""
+    b = value.b
+    bits = b.bitcast(value, "i32")
+    odd = b.binary("lshr", bits, b.like(16, bits)) & 1
+    return bits + (odd + 0x7FFF)
+
+
+def through_bfloat16(value: Value) -> Value:
+    """A float32 rounded to what a bfloat16 holds: `cast` to that and back, without moving bits between lanes."""
+    b = value.b
+    rounded = b.bitcast(_rounded_bits(value) & -0x10000, "float")
+    return b.select(b.compare("fcmp uno", value, value), float("nan"), rounded)
 
 
 def _resize(value: Value, kind: str, unsigned: bool) -> Value:

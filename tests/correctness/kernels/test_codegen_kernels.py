@@ -66,6 +66,24 @@ def test_rounding_to_bfloat16_is_exhaustive_in_the_low_half() -> None:
         y = torch.zeros(1 << 16, dtype=torch.bfloat16)
         run(copy_kernel(1 << 16, f32, torch.bfloat16), {"x": x, "y": y})
         assert torch.equal(y.view(torch.int16), x.to(torch.bfloat16).view(torch.int16))
+        z = torch.zeros(1 << 16)
+        run(rounding_kernel(1 << 16), {"x": x, "y": y.zero_(), "z": z})
+        assert torch.equal(z.view(torch.int32), x.to(torch.bfloat16).float().view(torch.int32))
+        assert torch.equal(y.view(torch.int16), x.to(torch.bfloat16).view(torch.int16))
+    x = torch.tensor([float("nan"), float("-nan"), float("inf"), float("-inf")] * 9)
+    y, z = torch.zeros(36, dtype=torch.bfloat16), torch.zeros(36)
+    run(rounding_kernel(36), {"x": x, "y": y, "z": z})
+    for found in (y.float(), z):
+        torch.testing.assert_close(found, x, rtol=0, atol=0, equal_nan=True)
+
+
+def rounding_kernel(n: int) -> Kernel:
+    """z: x rounded to bfloat16 and back; y: what lies between."""
+    i = var("i", n)
+    narrow = op("cast", load("x", i, f32), dtype=torch.bfloat16)
+    stores = (store("z", i, op("cast", narrow, dtype=f32)), store("y", i, narrow))
+    params = (param("x", n, f32), param("y", n, torch.bfloat16, "out"), param("z", n, f32, "out"))
+    return Kernel("rounding", params, (loop("vector", "i", n, *stores),))
 
 
 @pytest.mark.parametrize("name", ["floordiv", "truncdiv", "mod", "fmod"])
