@@ -24,7 +24,8 @@ from bolide.support.kinds import KINDS
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """One kernel. `origins` are the operations fused into it, `launches` how often a call of the graph runs it.
+    """One kernel. `origins` are the operations fused into it, `launches` how often a call of the graph runs it,
+    `schedule` what its axes are bound to, and why.
 
     Bytes are None where sizes are symbolic. `microseconds` is the time of all its launches in one call, None where it
     was not measured.
@@ -32,6 +33,7 @@ class KernelInfo:
 
     name: str
     origins: tuple[str, ...]
+    schedule: str
     loops: str
     llvm_ir: str
     bytes_read: int | None
@@ -236,6 +238,7 @@ def text(explanation: Explanation) -> Iterator[str]:
         for kernel in graph.kernels:
             times = f" ×{kernel.launches}" if kernel.launches != 1 else ""
             yield f"  kernel {kernel.name}{times}: {', '.join(kernel.origins)}"
+            yield from (f"    {line}" for line in kernel.schedule.splitlines())
         if graph.externs:
             yield f"  ATen calls: {', '.join(f'{e.operation} ×{e.calls}' for e in graph.externs)}"
         yield from (f"  not fused: {reason}" for reason in graph.refusals)
@@ -372,6 +375,7 @@ def compiled_info(event: events.Compiled, graph: Any, clocks: dict[str, dict[str
             KernelInfo(
                 k.name,
                 k.origins,
+                k.schedule.text(),
                 kernel_text(k.ir),
                 k.llvm_ir,
                 k.bytes_read,

@@ -20,7 +20,8 @@ from bolide.inductor.plan import Plan
 from bolide.inductor.runtime import driver
 from bolide.inductor.runtime.kernels import CompiledKernel, sequence
 from bolide.inductor.schedule import schedule_program
-from bolide.inductor.schedule.pipeline import timed
+from bolide.inductor.schedule.nest import Schedule
+from bolide.inductor.schedule.pipeline import Tune, timed
 from bolide.inductor.schedule.stages import Refusal
 from bolide.support import events
 from bolide.support.locks import compiling
@@ -49,6 +50,7 @@ class KernelReport:
     name: str
     origins: tuple[str, ...]
     ir: Kernel
+    schedule: Schedule
     compiled: CompiledKernel
     bytes_read: int | None
     bytes_written: int | None
@@ -97,9 +99,11 @@ class CompiledGraph:
         return function(inputs), clock
 
 
-def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo, machine: Machine | None = None) -> CompiledGraph:
+def compile_graph(
+    gm: torch.fx.GraphModule, info: GraphInfo, machine: Machine | None = None, tune: Tune | None = None
+) -> CompiledGraph:
     """Compiles a functional ATen graph (the contract is in docs/inductor.md) for a machine, this one if none is given,
-    with the options of `inductor.config` as they are now."""
+    with the options of `inductor.config` as they are now. `tune` changes the schedule of each kernel."""
     machine = machine or host_machine()
     name = f"{info.kind}_{next(_numbers)}"
     seconds: dict[str, float] = {}
@@ -107,7 +111,8 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo, machine: Machine | 
         # gradients may be one tensor, as eager's are
         program = lower(gm, () if info.kind == "backward" else info.visible_outputs)
     names = _argument_names(gm)
-    scheduled = schedule_program(program, names, [names[position] for position in info.static_inputs], machine)
+    static = [names[position] for position in info.static_inputs]
+    scheduled = schedule_program(program, names, static, machine, tune)
     seconds.update(scheduled.seconds)
     plan = scheduled.plan
     constants = {input_name(node): getattr(gm, str(node.target)) for node in gm.graph.nodes if node.op == "get_attr"}
@@ -126,8 +131,8 @@ def compile_graph(gm: torch.fx.GraphModule, info: GraphInfo, machine: Machine | 
         for stage, taken in seconds.items():
             events.emit(events.Stage(name, stage, taken, {}))
     kernels = [
-        KernelReport(kernel.name, kernel.origins, kernel, code, _bytes(kernel, "out"), _bytes(kernel, "in"))
-        for kernel, code in zip(plan.kernels, compiled)
+        KernelReport(kernel.name, kernel.origins, kernel, schedule, code, _bytes(kernel, "out"), _bytes(kernel, "in"))
+        for kernel, schedule, code in zip(plan.kernels, scheduled.schedules, compiled)
     ]
     return CompiledGraph(name, plan, kernels, scheduled.refusals, seconds, source, run, binding, config.native_after)
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from bolide.inductor.schedule.pipeline import Schedule, schedule_program
+from bolide.inductor.schedule.pipeline import Scheduled, schedule_program
 
-__all__ = ["Schedule", "schedule_program"]
+__all__ = ["Scheduled", "schedule_program"]

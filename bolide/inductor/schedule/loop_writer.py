@@ -7,23 +7,21 @@ updated and full-space values stored in the loop over the inner axes, row values
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bolide.inductor.ir.definitions import Element
-from bolide.inductor.ir.loops import Access, Axis, AxisKind, Init, Kernel, Local, Loop, Node, Param, Stmt, Store, Update
+from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Local, Loop, Node, Param, Stmt, Store, Update
 from bolide.inductor.ir.rewrites import rows_outside, split_at_bounds, tiled
 from bolide.inductor.ir.scalar_ops import DRAWS
 from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
 from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.inline import select
-from bolide.inductor.schedule.nest import Nest, choose_nest
+from bolide.inductor.schedule.nest import Schedule, choose_schedule
 from bolide.inductor.schedule.scratch import Pass, save_across_passes
-from bolide.inductor.schedule.stages import Buffer, Group, Scheduling, Space, Stage
+from bolide.inductor.schedule.stages import Buffer, Group, Scheduling, Stage
 from bolide.symbolic import Expr
-
-Kinds = dict[str | None, AxisKind]  # of axes by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +33,27 @@ class Piece:
     target: Expr | None
 
 
-def kernel_of(group: Group, stored: set[str], ctx: Scheduling, name: str) -> Kernel:
-    """The kernel of `group`; of the buffers it defines only those in `stored` get memory."""
-    buffers = ctx.buffers
-    pieces = _resolve(group, stored, buffers)
+def schedule_of(group: Group, pieces: list[Piece], machine: Machine) -> Schedule:
+    """The schedule that is chosen for a group."""
     nodes = _nodes(pieces)
-    nest = choose_nest(group, _addresses(pieces, nodes), _indices(nodes), ctx.machine)
-    if nest.rename:
-        new = substitute(nest.rename)
+    return choose_schedule(group, _addresses(pieces, nodes), _indices(nodes), machine)
+
+
+def kernel_of(group: Group, pieces: list[Piece], schedule: Schedule, ctx: Scheduling, name: str) -> Kernel:
+    """The kernel of a group of these pieces, as the schedule says."""
+    buffers = ctx.buffers
+    if schedule.rename:
+        renamed = dict(schedule.rename)
+        new = substitute(renamed)
         pieces = [
-            Piece(with_roots(piece.stage, new), None if piece.target is None else piece.target.subs(nest.rename))
+            Piece(with_roots(piece.stage, new), None if piece.target is None else piece.target.subs(renamed))
             for piece in pieces
         ]
-        nodes = _nodes(pieces)
-    inside, scratch = _passes(pieces, nest, ctx.machine)
-    body = split_at_bounds(rows_outside(tiled(_outer_loops(nest, inside))))
+    nodes = _nodes(pieces)
+    inside, scratch = _passes(pieces, len(group.space), schedule, ctx.machine)
+    body = split_at_bounds(rows_outside(tiled(_outer_loops(schedule, inside))))
     params = _params(pieces, nodes, buffers)
-    space = (*nest.outer, *nest.inner)
+    space = schedule.space
     indexed = [*_addresses(pieces, nodes), *_indices(nodes), *(extent for _, extent in space)]
     names = {name for expr in (*indexed, *(param.numel for param in params)) for name in expr.free_vars}
     sizes = sorted(name for name in names.difference(dict(space)) if not name.startswith("$"))
@@ -61,8 +63,9 @@ def kernel_of(group: Group, stored: set[str], ctx: Scheduling, name: str) -> Ker
     return Kernel(name, params, body, tuple(sizes), tuple(scratch), origins, devices.pop())
 
 
-def _resolve(group: Group, stored: set[str], buffers: dict[str, Buffer]) -> list[Piece]:
-    """Values of earlier stages in place of the loads that read them; addresses in place of coordinates."""
+def pieces_of(group: Group, stored: set[str], buffers: dict[str, Buffer]) -> list[Piece]:
+    """The stages of a group, with values of earlier stages in place of the loads that read them, and addresses in place
+    of coordinates; of the buffers that the group defines only those in `stored` get memory."""
     inside: dict[str, Node] = {}
 
     def resolve(node: Node, src: tuple[Node, ...]) -> Node | None:
@@ -122,7 +125,9 @@ def _indices(nodes: Iterable[Node]) -> list[Expr]:
 # ---- statements ----------------------------------------------------------------------------------------------------
 
 
-def _passes(pieces: list[Piece], nest: Nest, machine: Machine) -> tuple[tuple[Stmt, ...], list[Local]]:
+def _passes(
+    pieces: list[Piece], full_rank: int, schedule: Schedule, machine: Machine
+) -> tuple[tuple[Stmt, ...], list[Local]]:
     """The statements inside the outer loops, and the scratch memory that they use."""
     level_of = _leveller({piece.stage.name: piece.stage for piece in pieces})
     body: list[Stmt] = []
@@ -139,19 +144,20 @@ def _passes(pieces: list[Piece], nest: Nest, machine: Machine) -> tuple[tuple[St
             run(level).inside.append(Update(stage.name, stage.value, stage.position))
             run(level).behind += store
         elif store:
-            if nest.inner and len(stage.axes) == nest.full_rank:
+            if schedule.inner and len(stage.axes) == full_rank:
                 run(level).inside += store
             elif level == 0:
                 body += store
             else:
                 run(level - 1).behind += store
     ordered = [passes[level] for level in sorted(passes)]
-    scratch = save_across_passes(ordered, nest.inner, nest.vector, machine) if len(ordered) > 1 else []
+    longest = machine.longest_row if schedule.scratch else 0
+    scratch = save_across_passes(ordered, schedule, longest) if len(ordered) > 1 else []
     for current in ordered:
         body += current.inits
         if current.inside:
-            vector: Kinds = {nest.vector: "reduce_vector" if current.inits else "vector"}
-            body += _loops(nest.inner, vector, "reduce" if current.inits else "serial", tuple(current.inside))
+            axes = schedule.inner if current.inits else [_storing(axis) for axis in schedule.inner]
+            body += _loops(axes, tuple(current.inside))
         body += current.behind
     return tuple(body), scratch
 
@@ -172,17 +178,22 @@ def _store(stage: Stage, target: Expr) -> Store:
     return Store(Access(stage.name, target), _result(stage), stage.operands, "add" if stage.mode == "add" else "set")
 
 
-def _outer_loops(nest: Nest, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    kinds: Kinds = {**dict.fromkeys(nest.serial, "serial"), nest.vector: "vector"}
-    if not nest.outer and any(isinstance(statement, Init) for statement in body):
-        return _loops((("once", Expr.const(1)),), kinds, "parallel", body)  # accumulators live inside a top-level loop
-    return _loops(nest.outer, kinds, "parallel", body)
+def _storing(axis: Axis) -> Axis:
+    """The axis of a reduction in a pass that only stores."""
+    return replace(axis, kind="vector" if axis.kind == "reduce_vector" else "serial")
 
 
-def _loops(space: Space, kinds: Kinds, other: AxisKind, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """`body` in loops over a space; an axis without a kind gets the `other` one."""
-    for name, extent in reversed(space):
-        body = (Loop(Axis(name, extent, kinds.get(name, other)), body),)
+def _outer_loops(schedule: Schedule, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    if not schedule.outer and any(isinstance(statement, Init) for statement in body):
+        # accumulators live inside a top-level loop
+        return _loops((Axis("once", Expr.const(1), "parallel"),), body)
+    return _loops(schedule.outer, body)
+
+
+def _loops(axes: Sequence[Axis], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """`body` in loops over these axes."""
+    for axis in reversed(axes):
+        body = (Loop(axis, body),)
     return body
 
 

@@ -1,11 +1,12 @@
-"""The loop nest of a group: which axes are merged, their order, which one is the vector axis, and which may run in
+"""The schedule of a kernel: which axes are merged, their order, which one is the vector axis, and which may run in
 parallel."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bolide.inductor.ir.definitions import axis_var
+from bolide.inductor.ir.loops import VECTOR_KINDS, Axis
 from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.stages import Group, Space
 from bolide.symbolic import Expr
@@ -14,22 +15,60 @@ FAR = 1 << 60  # the stride of a symbolic or irregular access, for sorting
 
 
 @dataclass(frozen=True, slots=True)
-class Nest:
-    """`outer` and `inner` loops, outermost first; `vector` is an innermost one of either; `serial` are outer axes that
-    must keep their order in one thread (they
-    run inside all others). `rename` maps the group's axes to expressions of the nest's. Stages with `full_rank` axes
-    run inside the inner loops."""
+class Schedule:
+    """How a kernel runs: its axes and what they are bound to.
 
-    outer: Space
-    inner: Space
-    vector: str | None
-    serial: frozenset[str]
-    rename: dict[str, Expr]
-    full_rank: int
+    `outer` and `inner`: loops, outermost first. An axis outside is parallel, vector, or serial (it must keep its order
+    in one thread, inside all others); an axis inside is reduce or reduce_vector, which are serial and vector where a
+    pass over them only stores. At most one axis is a vector axis, the innermost of its loops that are not serial.
+    `rename`: what became of the group's axes that were merged. `scratch`: the most rows of memory that keep values from
+    pass to pass. `why`: a reason for each choice."""
+
+    outer: tuple[Axis, ...]
+    inner: tuple[Axis, ...]
+    rename: tuple[tuple[str, Expr], ...] = ()
+    scratch: int = 0
+    why: tuple[str, ...] = ()
+
+    @property
+    def vector(self) -> str | None:
+        """The vector axis."""
+        return next((axis.name for axis in (*self.outer, *self.inner) if axis.kind in VECTOR_KINDS), None)
+
+    @property
+    def parallel(self) -> tuple[Axis, ...]:
+        """The axes that threads may share: a vector axis outside is one of them if there is no other."""
+        return tuple([axis for axis in self.outer if axis.kind == "parallel"]) or tuple(
+            [axis for axis in self.outer if axis.kind == "vector"]
+        )
+
+    @property
+    def space(self) -> Space:
+        return tuple([(axis.name, axis.extent) for axis in (*self.outer, *self.inner)])
+
+    def text(self) -> str:
+        """The schedule for people: a line for what is bound, and one for each reason."""
+        bound = " ".join(f"{axis.kind} {axis.name} < {axis.extent}" for axis in (*self.outer, *self.inner))
+        return "\n".join([bound or "one element", *self.why])
+
+    def with_vector(self, name: str | None, why: str = "as was asked") -> Schedule:
+        """The schedule with another vector axis (None: without one)."""
+        outer = [replace(axis, kind="parallel") if axis.kind == "vector" else axis for axis in self.outer]
+        outer = [replace(axis, kind="vector") if axis.name == name else axis for axis in outer]
+        inner = [replace(axis, kind="reduce_vector" if axis.name == name else "reduce") for axis in self.inner]
+        outer.sort(key=lambda axis: ("parallel", "vector", "serial").index(axis.kind))
+        inner.sort(key=lambda axis: axis.kind == "reduce_vector")
+        return replace(self, outer=tuple(outer), inner=tuple(inner), why=(*self.why, f"vector {name}: {why}"))
+
+    def alternatives(self) -> list[Schedule]:
+        """Other schedules that compute the same: for a search."""
+        names = [axis.name for axis in (*self.outer, *self.inner) if axis.kind != "serial" and axis.name != self.vector]
+        without = [replace(self, scratch=0, why=(*self.why, "no scratch memory: as was asked"))]
+        return [*(self.with_vector(name) for name in names), *(without if self.scratch else [])]
 
 
-def choose_nest(group: Group, addresses: list[Expr], indices: list[Expr], machine: Machine) -> Nest:
-    """The nest for a group with these addresses of loads and stores, and other index expressions."""
+def choose_schedule(group: Group, addresses: list[Expr], indices: list[Expr], machine: Machine) -> Schedule:
+    """The schedule for a group with these addresses of loads and stores, and other index expressions."""
     outer, inner = list(group.outer), list(group.inner)
     strides = {name: [_stride(expr, name) for expr in addresses] for name, _ in group.space}
     serial = frozenset(name for name, _ in outer if name in _ordered_axes(group))
@@ -39,11 +78,22 @@ def choose_nest(group: Group, addresses: list[Expr], indices: list[Expr], machin
     rename: dict[str, Expr] = {}
     outer, expressions = _merge(outer, [*addresses, *indices], serial, rename)
     inner, expressions = _merge(inner, expressions, frozenset(), rename)
-    vector = _vector_axis(outer, inner, expressions[: len(addresses)], serial, machine.lanes)
-    if vector is not None:
-        outer.sort(key=lambda axis: (axis[0] == vector) + 2 * (axis[0] in serial))
-        inner.sort(key=lambda axis: axis[0] == vector)
-    return Nest(tuple(outer), tuple(inner), vector, serial, rename, len(group.space))
+    why = [f"serial {name}: a scatter may meet an element twice along it" for name, _ in outer if name in serial]
+    if rename:
+        why.append(f"{', '.join(rename)}: merged, as every access allows it")
+    schedule = Schedule(
+        tuple([Axis(name, extent, "serial" if name in serial else "parallel") for name, extent in outer]),
+        tuple([Axis(name, extent, "reduce") for name, extent in inner]),
+        tuple(rename.items()),
+        machine.most_scratch if inner else 0,
+        tuple(why),
+    )
+    accesses = expressions[: len(addresses)]
+    vector = _vector_axis(outer, inner, accesses, serial, machine.lanes)
+    if vector is None:
+        return schedule
+    consecutive = sum(_stride(expr, vector) == 1 for expr in accesses)
+    return schedule.with_vector(vector, f"{consecutive} of {len(accesses)} accesses are consecutive along it")
 
 
 def _stride(expr: Expr, name: str) -> int:

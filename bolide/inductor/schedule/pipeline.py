@@ -10,13 +10,15 @@ from functools import partial
 
 from bolide.inductor.config import config
 from bolide.inductor.ir.definitions import Extern, Program, Result, View
+from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.ir.walks import viewed
 from bolide.inductor.machine import Machine
 from bolide.inductor.plan import Plan
 from bolide.inductor.schedule.grouping import group
 from bolide.inductor.schedule.inline import inline, prune
 from bolide.inductor.schedule.layouts import Homes, decide_layouts, find_homes, free_layouts, settle
-from bolide.inductor.schedule.loop_writer import kernel_of
+from bolide.inductor.schedule.loop_writer import kernel_of, pieces_of, schedule_of
+from bolide.inductor.schedule.nest import Schedule
 from bolide.inductor.schedule.order import checks_first, order_for_memory
 from bolide.inductor.schedule.products import accumulate_products, choose_libraries
 from bolide.inductor.schedule.split import split_reductions, update_in_place
@@ -26,10 +28,11 @@ from bolide.symbolic import Expr
 
 
 @dataclass(slots=True)
-class Schedule:
+class Scheduled:
     """What scheduling made: the plan with its kernels, and what explain shows."""
 
     plan: Plan
+    schedules: list[Schedule]  # of the plan's kernels
     objects: tuple[object, ...]  # that the plan's `Foreign`s are
     strides: list[tuple[Expr, ...] | None]  # of every result that is a whole buffer
     refusals: list[Refusal]
@@ -52,9 +55,14 @@ def program_passes(machine: Machine, fusion: bool) -> dict[str, Callable[[Progra
     return passes
 
 
-def schedule_program(program: Program, inputs: tuple[str, ...], static: Collection[str], machine: Machine) -> Schedule:
+Tune = Callable[[Schedule], Schedule]
+
+
+def schedule_program(
+    program: Program, inputs: tuple[str, ...], static: Collection[str], machine: Machine, tune: Tune | None = None
+) -> Scheduled:
     """Kernels and plan of a program for a machine. `inputs` are the names of the call's arguments, tensors and sizes,
-    in order; `static` those whose memory lives anyway."""
+    in order; `static` those whose memory lives anyway; `tune` changes the schedule of each kernel."""
     seconds: dict[str, float] = {}
     for name, run in program_passes(machine, config.fusion).items():
         with timed(seconds, name):
@@ -67,29 +75,40 @@ def schedule_program(program: Program, inputs: tuple[str, ...], static: Collecti
         units = order_for_memory(units, ctx, static)
     with timed(seconds, "emit"):
         writer = StepWriter(ctx, inputs, program.inputs)
-        plan = _plan_of(units, ctx, writer, find_homes(units, ctx, free_layouts(program)))
+        homes = find_homes(units, ctx, free_layouts(program))
+        schedules = _write(units, ctx, writer, homes, tune or (lambda schedule: schedule))
+        plan = writer.finish(ctx.results)
     strides = [
         ctx.buffers[result.buffer].layout.stride if isinstance(result, View) and result.stride is None else None
         for result in program.results
     ]
-    return Schedule(plan, tuple(writer.objects), strides, ctx.refusals, seconds)
+    return Scheduled(plan, schedules, tuple(writer.objects), strides, ctx.refusals, seconds)
 
 
-def _plan_of(units: list[Unit], ctx: Scheduling, writer: StepWriter, homes: Homes) -> Plan:
+def _write(units: list[Unit], ctx: Scheduling, writer: StepWriter, homes: Homes, tune: Tune) -> list[Schedule]:
+    """Writes the steps of all units; gives the schedules of their kernels."""
+    schedules = []
     readers = _outside_readers(units, ctx.results)
     for unit in units:
         if isinstance(unit, Group):
             stored = {s.name for s in unit.stages if s.mode != "define" or readers.get(s.name, set()) - {id(unit)}}
             name = f"k{len(writer.kernels)}_{unit.stages[-1].name}"
-            kernel = kernel_of(unit, stored, ctx, name)
+            schedule, kernel = _kernel(unit, stored, ctx, name, tune)
             if not settle(homes, unit, kernel, ctx):
-                kernel = kernel_of(unit, stored, ctx, name)
+                schedule, kernel = _kernel(unit, stored, ctx, name, tune)
             writer.launch(kernel, homes.of)
+            schedules.append(schedule)
         elif isinstance(unit, Extern):
             writer.call(unit)
         elif homes.of.get(unit.source.buffer) != unit.target:
             writer.write_back(unit)
-    return writer.finish(ctx.results)
+    return schedules
+
+
+def _kernel(group: Group, stored: set[str], ctx: Scheduling, name: str, tune: Tune) -> tuple[Schedule, Kernel]:
+    pieces = pieces_of(group, stored, ctx.buffers)
+    schedule = tune(schedule_of(group, pieces, ctx.machine))
+    return schedule, kernel_of(group, pieces, schedule, ctx, name)
 
 
 def _outside_readers(units: list[Unit], results: list[Result]) -> dict[str, set[int]]:

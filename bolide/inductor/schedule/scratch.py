@@ -9,8 +9,7 @@ from bolide.inductor.ir.definitions import Layout, axis_vars, volume
 from bolide.inductor.ir.loops import Access, Init, Local, Node, Stmt, Store, Update
 from bolide.inductor.ir.scalar_ops import SCALAR_OPS
 from bolide.inductor.ir.walks import index_vars, nodes_below, rewriter, roots_in, with_roots
-from bolide.inductor.machine import Machine
-from bolide.inductor.schedule.stages import Space
+from bolide.inductor.schedule.nest import Schedule
 
 IRREGULAR = 8  # cost of a load under a mask, or one lane at a time
 WORTH_SCRATCH = 10  # a value of this cost is kept in scratch memory
@@ -26,15 +25,17 @@ class Pass:
     behind: list[Stmt]
 
 
-def save_across_passes(passes: list[Pass], inner: Space, vector: str | None, machine: Machine) -> list[Local]:
-    """Changes the passes so that costly values are computed in one only; gives the scratch memory that this takes."""
+def save_across_passes(passes: list[Pass], schedule: Schedule, longest: int) -> list[Local]:
+    """Changes the passes so that costly values are computed in one only; gives the scratch memory that this takes, for
+    rows of at most `longest` elements."""
+    inner, vector = tuple([(axis.name, axis.extent) for axis in schedule.inner]), schedule.vector
     state = _State(frozenset(name for name, _ in inner), vector)
     locals_: list[Local] = []
     saved: dict[Node, Node] = {}  # value -> load that reads it back
     computed_in: dict[Node, Pass] = {}
     room = volume(extent for _, extent in inner)
     index = Layout.row_major([extent for _, extent in inner]).address(axis_vars(inner))
-    small = room.is_const and room.value <= machine.longest_row and any(name == vector for name, _ in inner)
+    small = room.is_const and room.value <= longest and any(name == vector for name, _ in inner)
     for current in passes:
         _read_back(current, saved)
         stores = [s for each in passes for s in each.inside if isinstance(s, Store)]
@@ -42,7 +43,7 @@ def save_across_passes(passes: list[Pass], inner: Space, vector: str | None, mac
         for node in _frontier(current.inside, computed_in, stored, small, state):
             if node in stored:
                 access = stored[node]
-            elif len(locals_) < machine.most_scratch:
+            elif len(locals_) < schedule.scratch:
                 name = f"row{len(locals_)}"
                 locals_.append(Local(name, node.dtype, room))
                 access = Access(name, index)

@@ -1,0 +1,81 @@
+"""A kernel follows its schedule, whichever it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import bolide
+from bolide.inductor import compile_graph
+from bolide.inductor.ir.loops import VECTOR_KINDS, Loop
+from bolide.inductor.ir.walks import statements
+from bolide.inductor.schedule.nest import Schedule
+from tests.schedule_tools import assert_same, compiled, graph_of
+
+R = torch.randn
+
+
+def add_across(x, y):
+    return x.permute(2, 0, 1) + y
+
+
+def normalized(x, y):
+    return torch.softmax(x.sin() * 2, -1).permute(2, 0, 1) + y
+
+
+def column_sums(x, y):
+    return (x * x).sum(0), x.amax((0, 1))
+
+
+def scattered(x, y):
+    return torch.zeros(4, 33).index_add(0, torch.tensor([0, 2, 0, 3, 1]), x[:, 0])
+
+
+def one_number(x, y):
+    return (x * 2).sum()
+
+
+PROGRAMS = [add_across, normalized, column_sums, scattered, one_number]
+
+
+def vectors(kernel) -> set[str]:
+    loops = [statement for statement in statements(kernel.body) if isinstance(statement, Loop)]
+    return {loop.axis.name for loop in loops if loop.axis.kind in VECTOR_KINDS}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("choice", range(4))
+def test_every_alternative_computes_the_same(program, choice):
+    inputs = (R(5, 7, 33), R(33, 5, 7))
+    seen: list[Schedule] = []
+
+    def tune(schedule: Schedule) -> Schedule:
+        others = schedule.alternatives()
+        seen.append(others[choice % len(others)] if others else schedule)
+        return seen[-1]
+
+    graph = compile_graph(*graph_of(program, inputs), tune=tune)
+    expected = program(*inputs)
+    for mine, theirs in zip(graph([*inputs]), [expected] if isinstance(expected, torch.Tensor) else expected):
+        assert_same(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert all(report.schedule in seen for report in graph.kernels)
+
+
+def test_a_schedule_is_a_value():
+    (kernel,) = compiled(normalized, (R(5, 7, 33), R(33, 5, 7))).kernels
+    schedule = kernel.schedule
+    assert hash(schedule) == hash(compiled(normalized, (R(5, 7, 33), R(33, 5, 7))).kernels[0].schedule)
+    assert schedule.vector in vectors(kernel.ir) and schedule.scratch
+    other = schedule.with_vector(schedule.parallel[0].name)
+    assert other.vector == schedule.parallel[0].name and other.inner[-1].kind == "reduce"
+    assert other.with_vector(schedule.vector).inner == schedule.inner
+    assert not schedule.with_vector(None).vector
+
+
+def test_explain_shows_it():
+    shown = bolide.explain(lambda x: torch.softmax(x, -1))(R(8, 40))
+    (kernel,) = shown.graphs[0].kernels
+    bound, *why = kernel.schedule.splitlines()
+    assert bound.startswith("parallel") and "reduce_vector" in bound and "< 40" in bound
+    assert any("accesses are consecutive along it" in reason for reason in why)
+    assert kernel.schedule.splitlines()[0] in str(shown)
