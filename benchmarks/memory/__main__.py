@@ -44,7 +44,12 @@ class Row:
         """How many times faster `name` is than `over`."""
         if not self.rounds.get(over) or not self.rounds.get(name):
             return None
-        return statistics.median(a / b for a, b in zip(self.rounds[over], self.rounds[name], strict=True))
+        return median_ratio(self.rounds[over], self.rounds[name])
+
+
+def median_ratio(over: list[float], own: list[float]) -> float:
+    """The median over the rounds of the ratio within a round."""
+    return statistics.median(a / b for a, b in zip(over, own, strict=True))
 
 
 def stepper(case: Case, function: Callable[..., Any], inputs: tuple[Tensor, ...], gradient: list[Tensor]) -> Step:
