@@ -152,8 +152,10 @@ def addcdiv(x: Node, a: Node, b: Node, value: sc.Scalar = 1) -> Node:
 def lerp(ctx: Lowering, start: Operand, end: Operand, weight: Operand) -> TensorValue:
     def body(x: Node, y: Node, w: Node) -> Node:
         span = sc.sub(y, x)
-        far = sc.fma(sc.neg(span), sc.sub(1.0, w), y)
-        return sc.where(sc.lt(sc.absolute(w), 0.5), sc.fma(w, span, x), far)
+        near, far = sc.fma(w, span, x), sc.fma(sc.neg(span), sc.sub(1.0, w), y)
+        if w.op == "const":
+            return near if abs(w.arg) < 0.5 else far
+        return sc.where(sc.lt(sc.absolute(w), 0.5), near, far)
 
     return elementwise(ctx, body, start, end, weight)
 

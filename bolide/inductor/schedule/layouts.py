@@ -13,7 +13,7 @@ Inputs that are written share no memory with others, and no two of their element
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bolide.inductor.ir.definitions import Computed, Extern, Layout, Program, WriteBack, described
@@ -79,7 +79,7 @@ def _is_dense(shape: tuple[Expr, ...], stride: tuple[Expr, ...]) -> bool:
 # ---- homes ----------------------------------------------------------------------------------------------------------
 
 
-def free_layouts(program: Program) -> set[str]:
+def _free_layouts(program: Program) -> set[str]:
     """The buffers that may lie anyhow: only kernels see where their elements are."""
     seen = strided_views(program) | viewed(program.results)
     for definition in program.definitions:
@@ -97,12 +97,12 @@ class Homes:
     layouts: dict[str, Layout]
 
 
-def find_homes(units: Sequence[Unit], ctx: Scheduling, free: Collection[str]) -> Homes:
+def find_homes(units: Sequence[Unit], ctx: Scheduling, program: Program) -> Homes:
     """Homes for the sources of write-backs. The layouts of the buffers become those of the inputs."""
     homes = Homes({}, {})
     if not any(isinstance(unit, WriteBack) for unit in units):
         return homes
-    facts = _Facts(units, ctx)
+    facts, free = _Facts(units, ctx), _free_layouts(program)
     for at, unit in enumerate(units):
         if isinstance(unit, WriteBack) and unit.source.stride is None:
             name, target = unit.source.buffer, unit.target
@@ -151,9 +151,10 @@ class _Facts:
 def settle(homes: Homes, group: Group, kernel: Kernel, ctx: Scheduling) -> bool:
     """Whether the kernel of a group can be as it is; else those of its results that it cannot compute in their homes
     have none, and their layouts are again what they were."""
-    defined = [stage.name for stage in group.stages if stage.mode == "define" and stage.name in homes.of]
-    homeless = [name for name in defined if not overwrites_safely(kernel, homes.of[name], name)]
-    for name in homeless:
-        del homes.of[name]
-        ctx.buffers[name] = replace(ctx.buffers[name], layout=homes.layouts[name])
-    return not homeless
+    own = {s.name: homes.of[s.name] for s in group.stages if s.mode == "define" and s.name in homes.of}
+    safe = overwrites_safely(kernel, own) if own else {}
+    for name in own:
+        if not safe[name]:
+            del homes.of[name]
+            ctx.buffers[name] = replace(ctx.buffers[name], layout=homes.layouts[name])
+    return all(safe.values())

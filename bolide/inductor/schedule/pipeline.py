@@ -16,7 +16,7 @@ from bolide.inductor.machine import Machine
 from bolide.inductor.plan import Plan
 from bolide.inductor.schedule.grouping import group
 from bolide.inductor.schedule.inline import inline, prune
-from bolide.inductor.schedule.layouts import Homes, decide_layouts, find_homes, free_layouts, settle
+from bolide.inductor.schedule.layouts import Homes, decide_layouts, find_homes, settle
 from bolide.inductor.schedule.loop_writer import kernel_of, pieces_of, schedule_of
 from bolide.inductor.schedule.nest import Schedule
 from bolide.inductor.schedule.order import checks_first, order_for_memory
@@ -75,7 +75,7 @@ def schedule_program(
         units = order_for_memory(units, ctx, static)
     with timed(seconds, "emit"):
         writer = StepWriter(ctx, inputs, program.inputs)
-        homes = find_homes(units, ctx, free_layouts(program))
+        homes = find_homes(units, ctx, program)
         schedules = _write(units, ctx, writer, homes, tune or (lambda schedule: schedule))
         plan = writer.finish(ctx.results)
     strides = [

@@ -12,6 +12,7 @@ Sound only if no element is overwritten before its last read. A load of the oper
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bolide.inductor.ir.definitions import axis_var
@@ -79,10 +80,10 @@ def _reuse(steps: list[Step], position: int, kernel: Kernel, dying: list[str], b
                 dying.remove(chosen)
 
 
-def overwrites_safely(kernel: Kernel, old: str, new: str) -> bool:
-    """Whether the buffer `new` may be stored in the memory of `old`, with the same layout."""
+def overwrites_safely(kernel: Kernel, homes: Mapping[str, str]) -> dict[str, bool]:
+    """Whether each of the buffers `homes` may be stored in the memory of the other one, which has the same layout."""
     uses = _uses(kernel)
-    return _harmless(uses.get(old, []), uses.get(new, []))
+    return {new: _harmless(uses.get(old, []), uses.get(new, [])) for new, old in homes.items()}
 
 
 def _harmless(old: list[_Use], new: list[_Use]) -> bool:
