@@ -118,8 +118,8 @@ def _inside(axis: Axis, block: str, size: int, kind: AxisKind) -> Axis:
 def rows_outside(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """``vector v: serial s: stores`` (a scatter of rows) as ``parallel blocks of v: serial s: vector v in its block``:
     whole pieces of rows are updated, and the place of each is found once for all of them."""
-    loop = body[0]
-    if len(body) != 1 or not isinstance(loop, Loop):
+    loop = body[0] if len(body) == 1 else None
+    if not isinstance(loop, Loop):
         return body
     if loop.axis.kind == "parallel":
         return (replace(loop, body=rows_outside(loop.body)),)
