@@ -202,6 +202,11 @@ def _weighted(ctx: Lowering, x: TensorValue, weight: TensorValue, window: _Windo
     return body
 
 
+def _several(groups: int | Expr) -> bool:
+    """Whether a convolution is known to have groups."""
+    return isinstance(groups, int) and groups > 1
+
+
 @lowering(aten.convolution.default)
 def convolution(
     ctx: Lowering,
@@ -213,9 +218,9 @@ def convolution(
     dilation: Sequence[int],
     transposed: bool,
     output_padding: Sequence[int],
-    groups: int,
+    groups: int | Expr,
 ) -> object:
-    window = _by_channel(x, weight, stride, padding, not transposed and groups > 1 and set(dilation) == {1})
+    window = _by_channel(x, weight, stride, padding, not transposed and _several(groups) and set(dilation) == {1})
     if window is None or not _is_small(ctx, window, x):
         return EXTERN
     sums = _weighted(ctx, x, weight, window, turned=False)
@@ -236,11 +241,11 @@ def convolution_backward(
     dilation: Sequence[int],
     transposed: bool,
     output_padding: Sequence[int],
-    groups: int,
+    groups: int | Expr,
     wanted: Sequence[bool],
 ) -> object:
     """The gradients of input, weight and bias, those that are `wanted`; what is not ours is left to ATen."""
-    window = _by_channel(x, weight, stride, padding, not transposed and groups > 1 and set(dilation) == {1})
+    window = _by_channel(x, weight, stride, padding, not transposed and _several(groups) and set(dilation) == {1})
     if window is None or grad.is_empty:
         return EXTERN
     small = wanted[0] and _is_small(ctx, window, x)

@@ -62,6 +62,7 @@ PROGRAMS: dict[str, Callable[[T, T], Any]] = {
     "loss": lambda x, y: F.binary_cross_entropy_with_logits(rows(x), rows(x).sigmoid(), pos_weight=rows(y)[:1]),
     "attention": lambda x, y: F.scaled_dot_product_attention(rows(x)[None], rows(y)[None], rows(y)[None]),
     "conv1d": lambda x, y: F.conv1d(x[None, None], y[: y.shape[0] // 4 * 2].view(-1, 1, 2)),
+    "conv1d by channel": lambda x, y: F.conv1d(x[None, :, None] * y[0], x.view(-1, 1, 1), groups=x.shape[0]),
     "squeeze": lambda x, y: rows(x).squeeze() * rows(y),
     "repeat": lambda x, y: rows(x).repeat(y.shape[0] // 4, 1) * rows(y)[:1],
     "gather": lambda x, y: rows(x).gather(0, torch.zeros(y.shape[0] // 4, 4, dtype=torch.int64)),
