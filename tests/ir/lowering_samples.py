@@ -179,6 +179,29 @@ def pools(r: Random) -> Iterator[Sample]:
         yield call(aten.avg_pool2d.default, x, [3, 3], [2, 2], [1, 1])
     x = r(2, 3, 6, 9).contiguous(memory_format=torch.channels_last)
     yield call(aten.max_pool2d_with_indices.default, x, [3, 3], [2, 2], [1, 1])
+    yield from pool_gradients(r)
+
+
+def pool_gradients(r: Random) -> Iterator[Sample]:
+    x = r(2, 3, 12, 18)
+    windows = [
+        ([2, 2], [2, 2], [0, 0], False),
+        ([3, 3], [2, 2], [1, 1], False),
+        ([3, 2], [2, 3], [1, 0], True),
+        ([2, 2], [3, 3], [0, 1], False),
+        ([2, 2], [1, 1], [1, 1], False),
+        ([3, 5], [3, 2], [0, 2], False),
+    ]
+    for kernel, stride, padding, ceil in windows:
+        for image in (x, x[0], x.round()):
+            out, at = aten.max_pool2d_with_indices(image, kernel, stride, padding, [1, 1], ceil)
+            args = (torch.randn_like(out), image, kernel, stride, padding, [1, 1], ceil, at)
+            yield call(aten.max_pool2d_with_indices_backward.default, *args)
+        if not ceil:
+            out = aten.avg_pool2d(x, kernel, stride, padding)
+            for divisor in (None, 5):
+                rest = (kernel, stride, padding, False, True, divisor)
+                yield call(aten.avg_pool2d_backward.default, torch.randn_like(out), x, *rest)
 
 
 def special(r: Random) -> Iterator[Sample]:

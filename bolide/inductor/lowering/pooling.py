@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -13,13 +15,15 @@ from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.shapes import whole_factors, within
-from bolide.inductor.lowering.values import Coords, Reader, TensorValue
+from bolide.inductor.lowering.values import Coords, Reader, TensorValue, same_layout
+from bolide.inductor.lowering.views import reshape
 from bolide.symbolic import Expr, contiguous_strides
 from bolide.tracing import TensorMeta
 
 aten = torch.ops.aten
 
 _MOST = 25  # larger windows are ATen's
+_MOST_WINDOWS = 4  # where more meet in an element, their gradients are ATen's
 
 
 Pair = tuple[int, int]
@@ -45,6 +49,17 @@ class _Window(NamedTuple):
         small = all(isinstance(size, int) for size in kernel) and kernel[0] * kernel[1] <= _MOST
         step = _pair(stride) if stride else kernel
         return _Window(kernel, step, _pair(padding)) if small and sc.is_float(x.dtype) else None
+
+    @property
+    def overlaps_little(self) -> bool:
+        """Whether few windows meet in an element."""
+        return prod(-(-k // s) for k, s in zip(self.kernel, self.stride)) <= _MOST_WINDOWS
+
+    def around(self, dim: int, phase: int) -> list[int]:
+        """The windows, less i, that the element at stride · i + phase is in, ascending (eager adds in that order)."""
+        kernel, step, padding = self.kernel[dim], self.stride[dim], self.padding[dim]
+        first, offset = divmod(phase + padding, step)
+        return [first - j for j in reversed(range(-(-kernel // step))) if offset + step * j < kernel]
 
     def corner(self, coords: Coords) -> list[Expr]:
         """The first row and column, which may be padding."""
@@ -117,6 +132,96 @@ def avg_pool2d(
         return sc.div(total, divisor)
 
     return ctx.compute(shape, dtype, body)
+
+
+# ---- gradients -----------------------------------------------------------------------------------------------------
+
+
+def _spread(ctx: Lowering, x: TensorValue, window: _Window, term: Callable[[Coords, Coords], Node]) -> object:
+    """A tensor like `x` whose elements are the sums over the windows that they are in of term(window, element).
+
+    Row s·i + p (s: the stride) is in the windows i + (p + padding) // s - j with j = 0, 1 …, the same ones for every i:
+    so rows and columns are computed phase by phase, each along whole rows of windows. Row-major planes only."""
+    shape, dtype = ctx.out
+    rows, columns = shape[-2:]
+    step = window.stride
+    contiguous = same_layout(shape, ctx.sizes(ctx.meta.stride), contiguous_strides(shape))
+    if not (contiguous and all(size.is_const and size.value % s == 0 for size, s in zip((rows, columns), step))):
+        return EXTERN
+    high, wide = rows // step[0], columns // step[1]
+
+    def phase(kept: Coords, row: int, column: int) -> Node:
+        *outer, i, j = kept
+        place = (*outer, i * step[0] + row, j * step[1] + column)
+        total = sc.const(0.0, sc.compute_dtype(dtype))
+        for down, right in product(window.around(0, row), window.around(1, column)):
+            total = sc.add(total, term((*outer, i + down, j + right), place))
+        return total
+
+    def body(coords: Coords) -> Node:
+        *outer, i, row, j, column = coords
+        value = sc.const(0.0, sc.compute_dtype(dtype))
+        for r, c in product(reversed(range(step[0])), reversed(range(step[1]))):
+            here = sc.logical_and(within(row, 0, r + 1), within(column, 0, c + 1))
+            value = sc.where(here, phase((*outer, i, j), r, c), value)
+        return value
+
+    phases = ctx.compute((*shape[:-2], high, Expr.const(step[0]), wide, Expr.const(step[1])), dtype, body)
+    return reshape(phases, shape)
+
+
+@lowering(aten.max_pool2d_with_indices_backward.default)
+def max_pool2d_with_indices_backward(
+    ctx: Lowering,
+    grad: TensorValue,
+    x: TensorValue,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+    ceil_mode: bool,
+    indices: TensorValue,
+) -> object:
+    window = _Window.of(x, kernel_size, stride, padding)
+    if window is None or not window.overlaps_little or _pair(dilation) != (1, 1):
+        return EXTERN
+
+    def term(at: Coords, place: Coords) -> Node:
+        inside = _inside(at, grad.shape)
+        position = sc.index(place[-2] * x.shape[-1] + place[-1])
+        chosen = sc.logical_and(inside, sc.eq(indices.load_if(inside, at), position))
+        return sc.where(chosen, sc.cast(grad.load_if(inside, at), sc.compute_dtype(x.dtype)), 0.0)
+
+    return _spread(ctx, x, window, term)
+
+
+@lowering(aten.avg_pool2d_backward.default)
+def avg_pool2d_backward(
+    ctx: Lowering,
+    grad: TensorValue,
+    x: TensorValue,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> object:
+    window = _Window.of(x, kernel_size, stride, padding)
+    plain = not ceil_mode and (_pair(padding) == (0, 0) or count_include_pad)
+    if window is None or not window.overlaps_little or not plain:
+        return EXTERN
+    divisor = divisor_override or window.kernel[0] * window.kernel[1]
+
+    def term(at: Coords, place: Coords) -> Node:
+        return sc.div(sc.cast(grad.load_if(_inside(at, grad.shape), at), sc.compute_dtype(x.dtype)), divisor)
+
+    return _spread(ctx, x, window, term)
+
+
+def _inside(window: Coords, windows: Coords) -> Node:
+    """Whether there is such a window."""
+    return sc.all_of(within(at, 0, size) for at, size in zip(window[-2:], windows[-2:]))
 
 
 @lowering(aten._adaptive_avg_pool2d.default)
