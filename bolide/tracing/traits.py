@@ -130,7 +130,7 @@ _TABLE: tuple[tuple[Traits, str], ...] = (
     (Traits(product="matrix"), "mm addmm bmm baddbmm"),
     (Traits(product="vector"), "mv addmv dot"),
     (Traits(any_order=True), "avg_pool2d max_pool2d_with_indices"),
-    (Traits(), "max_pool2d_with_indices_backward avg_pool2d_backward"),
+    (Traits(), "max_pool2d_with_indices_backward avg_pool2d_backward cumsum cumprod"),
     (Traits(), "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward convolution convolution_backward bolide::done"),
 )
 

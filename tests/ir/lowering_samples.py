@@ -221,6 +221,10 @@ def special(r: Random) -> Iterator[Sample]:
     yield call(aten.nansum.default, torch.where(x > 0, x, torch.full_like(x, float("nan"))), [1])
     yield call(aten.aminmax.default, x, dim=1, keepdim=True)
     yield call(aten.trace.default, x)
+    yield call(aten.cumsum.default, x, 1)
+    yield call(aten.cumsum.default, x, 0, dtype=torch.float32)
+    if x.dtype is torch.float32:
+        yield call(aten.cumprod.default, x, -1)
     for reduction in (0, 1, 2):
         grad = r(()) if reduction else y
         if x.dtype is not torch.bfloat16:

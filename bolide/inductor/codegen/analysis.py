@@ -68,7 +68,7 @@ def lanes_for(loop: Loop, vector_bits: int) -> int:
     than a short extent can use."""
     sizes = [s.value.dtype.itemsize for s in statements(loop.body) if isinstance(s, (Store, Update))]
     lanes = vector_bits // (64 if min(sizes, default=4) == 8 else 32)
-    if loop.axis.kind == "reduce_vector" or updated_in(loop.body):
+    if loop.axis.kind != "scan" and (loop.axis.kind == "reduce_vector" or updated_in(loop.body)):
         work = cost(loop.body)
         lanes *= 4 if work <= 12 else 2 if work <= 24 else 1
     limit = loop.axis.extent.bounds()[1]

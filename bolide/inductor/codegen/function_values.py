@@ -100,6 +100,7 @@ class FunctionValues(Scope):
         super().__init__(b, dependences)
         self.accumulators: dict[str, Accumulator] = {}
         self.partials: dict[tuple[str, int], Parts] = {}  # by name and lanes
+        self.scanned: dict[str, Value] = {}  # accumulators of a scan whose iterations are lanes: up to each lane
         self._stateful: dict[str, set[Node]] = {}
 
     def forget(self, names: Iterable[str]) -> None:
@@ -167,6 +168,8 @@ class FunctionValues(Scope):
 
     def read(self, name: str) -> Value:
         """The value of an accumulator now, its partial results joined."""
+        if name in self.scanned:
+            return self.scanned[name]
         accumulator = self.accumulators[name]
         total: Parts | None = None
         for key in self.partials_of((name,)):

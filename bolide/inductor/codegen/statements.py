@@ -157,12 +157,32 @@ class _RegionWriter:
     def update(self, statement: Update) -> None:
         r, b = self.r, self.b
         new = tuple(r.wide(r.value(node)) for node in roots_of(statement))
+        if (statement.name, r.lanes) not in r.partials:
+            self._scan(statement.name, new[0])
+            return
         old = r.partials[statement.name, r.lanes]
         result = r.accumulators[statement.name].join(old, new)
         if (mask := r.mask) is not None:
             result = tuple(b.select(mask, changed, kept) for changed, kept in zip(result, old))
         r.partials[statement.name, r.lanes] = result
         r.forget((f"acc:{statement.name}",))
+
+    def _scan(self, name: str, new: Value) -> None:
+        """Update an accumulator that is one for all lanes, in a ``scan`` loop whose iterations are lanes: the sums up
+        to each lane, in as many steps as lanes are doubled, and the last one for the next vectors."""
+        r, b = self.r, self.b
+        accumulator = r.accumulators[name]
+        nothing = accumulator.initial(b, r.lanes)[0]
+        total = new if r.mask is None else b.select(r.mask, new, nothing)
+        distance = 1
+        while distance < r.lanes:
+            order = [lane - distance if lane >= distance else r.lanes for lane in range(r.lanes)]
+            (total,) = accumulator.join((b.shuffle(total, order, nothing.text),), (total,))
+            distance *= 2
+        (carry,) = r.partials[name, 1]
+        r.partials[name, 1] = accumulator.join((carry,), (b.extract(total, r.lanes - 1),))
+        (r.scanned[name],) = accumulator.join((b.splat(carry, r.lanes),), (total,))
+        r.forget((f"acc:{name}",))
 
     # ---- loops ----
 
@@ -193,8 +213,9 @@ class _RegionWriter:
 
     def loop(self, loop: Loop) -> None:
         start, stop = self.b.const(0, "i64"), self.r.scalar(loop.axis.extent)
-        if loop.axis.kind in VECTOR_KINDS:
+        if loop.axis.kind in VECTOR_KINDS or (loop.axis.kind == "scan" and self.r.vector is None):
             self._vector(loop, start, stop, False)
+            self.r.scanned.clear()
         elif loop.axis.kind == "tile":
             self._tile(loop)
         else:
@@ -337,6 +358,8 @@ class _RegionWriter:
         """A loop that runs at least once. Long sums are added up in blocks, and these in blocks of blocks."""
         accumulators = self.r.accumulators
         sums = [name for name in updated_in(loop.body) if name in accumulators and accumulators[name].blocked]
+        if loop.axis.kind == "scan":
+            sums = []  # each sum is read
         levels: list[int] = []
         while sums and len(levels) < LEVELS and not _at_most(start, stop, step * BLOCK ** (len(levels) + 1)):
             levels.append(step * BLOCK ** (len(levels) + 1))

@@ -115,6 +115,7 @@ class Computed:
     layout: Layout | None = None
     origin: Origin | None = None
     absorbed: tuple[Origin, ...] = ()  # whose work was substituted into this definition
+    scan: str | None = None  # the axis along which each element is the reduction of those up to it, itself included
     device: torch.device = CPU
     operands: ClassVar[tuple[Node, ...]] = ()
 

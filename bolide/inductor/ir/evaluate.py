@@ -78,7 +78,9 @@ def _computed(definition: Computed, buffers: Memory, env: Env) -> torch.Tensor:
     scope |= _grids([name for name, _ in definition.reduce_axes], along, rank, len(shape))
     scalars = NodeValues(buffers, scope)
     value = scalars.value(definition.value).expand(shape + along)
-    if definition.reduce_op is not None:
+    if definition.scan is not None:
+        value = scanned(definition.reduce_op, value, definition.axes.index(definition.scan))
+    elif definition.reduce_op is not None:
         value = reduced(definition.reduce_op, value.flatten(len(shape)) if along else value.unsqueeze(-1))
     if definition.position is not None:
         position = scalars.value(definition.position).expand(shape + along).flatten(len(shape))
@@ -87,6 +89,11 @@ def _computed(definition: Computed, buffers: Memory, env: Env) -> torch.Tensor:
     if definition.layout is not None:
         result = torch.empty_strided(shape, _shape(definition.layout.stride, env), dtype=definition.dtype)
     return result.copy_(value)
+
+
+def scanned(op: str | None, value: torch.Tensor, dim: int) -> torch.Tensor:
+    """The reductions of the elements up to each one along `dim`."""
+    return value.cumprod(dim, dtype=value.dtype) if op == "prod" else value.cumsum(dim, dtype=value.dtype)
 
 
 def _scattered(definition: Scatter, buffers: Memory, env: Env) -> torch.Tensor:

@@ -46,7 +46,9 @@ def _check(definition: Definition, known: dict[str, Described], axes: set[str]) 
     if isinstance(definition, Computed):
         _require(len(definition.axes) == len(definition.shape), "one axis for each dimension")
         _check_nodes(definition, [*definition.axes, *(name for name, _ in definition.reduce_axes)], known, axes)
-        _require(bool(definition.reduce_axes) == (definition.reduce_op is not None), "a reduction has axes")
+        reduces = bool(definition.reduce_axes) != (definition.scan is not None)
+        _require(reduces == (definition.reduce_op is not None), "a reduction has axes, or one that it runs along")
+        _require(definition.scan in (None, *definition.axes), "a scan runs along one of its axes")
         same = definition.value.dtype is definition.dtype or definition.reduce_op is not None
         _require(same, f"the value is {definition.value.dtype}, the buffer {definition.dtype}")
         placed = definition.reduce_op in ("argmin", "argmax")

@@ -222,6 +222,16 @@ class Lowering:
             return self._add(Computed(self.name(hint), dtype, shape, names, value, op, ranges, place, **made))
         return self._add(Computed(self.name(hint), dtype, shape, names, sc.cast(place or value, dtype), **made))
 
+    def scan(self, shape: Coords, dtype: torch.dtype, body: Reader, op: ReduceOp, dim: int) -> TensorValue:
+        """The tensor of `shape` whose element at i is `op` over the places up to i in `dim` of body, accumulated in
+        the body's dtype, converted to `dtype`."""
+        names, coords = self.axes(shape)
+        value = body(coords)
+        made: dict[str, Any] = {"origin": self.origin, "device": self.device}
+        if shape[dim] is ONE:
+            return self._add(Computed(self.name(), dtype, shape, names, sc.cast(value, dtype), **made))
+        return self._add(Computed(self.name(), dtype, shape, names, value, op, scan=names[dim], **made))
+
     def scatter(
         self,
         base: TensorValue,

@@ -197,6 +197,29 @@ _register_moments("var_mean", lambda v: v, True)
 _register_moments("std_mean", sc.sqrt, True)
 
 
+# ---- scans ----------------------------------------------------------------------------------------------------------
+
+
+def _register_scan(overload: object, op: ReduceOp, dtypes: Callable[[torch.dtype], bool]) -> None:
+    """The reductions up to each element, accumulated as eager does: float32 in float64, 16-bit floats in float32,
+    integers in int64."""
+
+    @lowering(overload)
+    def lower(ctx: Lowering, x: TensorValue, dim: int, *, dtype: torch.dtype | None = None) -> object:
+        shape, out = ctx.out
+        if x.is_empty or not dtypes(out):
+            return EXTERN
+        wide = torch.float64 if out is torch.float32 else sc.compute_dtype(out) if sc.is_float(out) else torch.int64
+        read = ctx.reader(x, out)
+        if not shape:
+            return ctx.compute(shape, out, read)
+        return ctx.scan(shape, out, lambda coords: sc.cast(read(coords), wide), op, dim % len(shape))
+
+
+_register_scan(aten.cumsum.default, "sum", lambda dtype: dtype is not torch.bool)
+_register_scan(aten.cumprod.default, "prod", lambda dtype: dtype in (torch.float32, torch.int64))
+
+
 # ---- extremes -------------------------------------------------------------------------------------------------------
 
 

@@ -116,6 +116,7 @@ RECORDS: Mapping[type, Mapping[str, Spec]] = {
         "layout": _LAYOUT,
         "origin": _ORIGIN,
         "absorbed": Many(definitions.Origin),
+        "scan": (NAME, None),
         "device": _DEVICE,
     },
     definitions.Scatter: {

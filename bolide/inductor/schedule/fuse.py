@@ -26,6 +26,8 @@ def fuse(left: Group, right: Group, ctx: Scheduling) -> Group | str:
     """One group that does what `left` and then `right` does; or the reason why not. Names of axes are the left's."""
     if any(stage.mode != "define" for stage in (*left.stages, *right.stages)):
         return "one of them updates a buffer in place (scatter)"
+    if any(stage.scan is not None for stage in (*left.stages, *right.stages)):
+        return "one of them is a scan"
     if len(left.stages) + len(right.stages) > ctx.machine.most_stages:
         return "the kernel would become too large"
     left_reads, right_reads = reads_by_buffer(left.stages), reads_by_buffer(right.stages)

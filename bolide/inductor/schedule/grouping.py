@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from bolide.inductor.ir.definitions import Extern, Program, WriteBack
 from bolide.inductor.schedule.fuse import fuse
 from bolide.inductor.schedule.order import checked_only
-from bolide.inductor.schedule.stages import Group, Refusal, Scheduling, Unit, stage_of, unit_reads, unit_writes
+from bolide.inductor.schedule.stages import (
+    Group,
+    Refusal,
+    Scheduling,
+    Unit,
+    group_of,
+    stage_of,
+    unit_reads,
+    unit_writes,
+)
 from bolide.tracing.numbers.data import require
 
 REACH = 48  # a group is joined with readers of the same data this many definitions back
@@ -64,8 +73,7 @@ def group(program: Program, ctx: Scheduling, fusion: bool) -> list[Unit]:
         if isinstance(definition, (Extern, WriteBack)):
             unit = definition
         else:
-            stage = stage_of(definition)
-            unit = Group((stage,), stage.axes, stage.reduce_axes)
+            unit = group_of(stage_of(definition))
         _add(graph, unit, fusion)
     return _ordered(graph)
 

@@ -142,7 +142,7 @@ def _passes(
         if stage.reduce_op is not None:
             run(level).inits.append(Init(stage.name, stage.reduce_op, stage.value.dtype))
             run(level).inside.append(Update(stage.name, stage.value, stage.position))
-            run(level).behind += store
+            (run(level).inside if stage.scan else run(level).behind).extend(store)
         elif store:
             if schedule.inner and len(stage.axes) == full_rank:
                 run(level).inside += store
@@ -157,6 +157,8 @@ def _passes(
         body += current.inits
         if current.inside:
             axes = schedule.inner if current.inits else [_storing(axis) for axis in schedule.inner]
+            if any(piece.stage.scan for piece in pieces):  # alone in its kernel
+                axes = [replace(axis, kind="scan") for axis in schedule.inner]
             body += _loops(axes, tuple(current.inside))
         body += current.behind
     return tuple(body), scratch

@@ -38,6 +38,7 @@ class Stage:
     operands: tuple[Node, ...] = ()
     mode: Literal["define", "set", "add"] = "define"
     origins: tuple[str, ...] = ()
+    scan: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,8 @@ def stage_of(definition: Computed | Scatter) -> Stage:
     )
     if isinstance(definition, Scatter):
         return replace(stage, mode=definition.mode)
+    if definition.scan in dict(stage.axes):
+        return replace(stage, reduce_op=definition.reduce_op, scan=definition.scan)
     reduced = _space(definition.reduce_axes)
     if definition.reduce_op is not None and not reduced:
         return stage if definition.position is None else replace(stage, value=definition.position)
@@ -123,6 +126,14 @@ class Group:
     @property
     def space(self) -> Space:
         return self.outer + self.inner
+
+
+def group_of(stage: Stage) -> Group:
+    """The group of one stage: a scan runs over its axis as a reduction does."""
+    if stage.scan is None:
+        return Group((stage,), stage.axes, stage.reduce_axes)
+    along = [axis for axis in stage.axes if axis[0] == stage.scan]
+    return Group((stage,), tuple([axis for axis in stage.axes if axis not in along]), tuple(along))
 
 
 Unit = Group | Extern | WriteBack
