@@ -35,7 +35,7 @@ def plans() -> Iterator[list[Plan]]:
         yield found
 
 
-def check(fn: Program, *args: Any, calls: int = 2, **options: Any) -> Plan:
+def check(fn: Program, *args: Any, calls: int = 8, **options: Any) -> Plan:
     """Compiled calls give and write what eager's do; the last plan."""
     compiled = bolide.compile(fn, **options)
     with plans() as found:
@@ -61,8 +61,9 @@ def memory(plan: Plan) -> int:
 
 
 @pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.no_grad():
+def settings() -> Iterator[None]:
+    """No gradients are wanted, and both drivers run plans."""
+    with torch.no_grad(), bolide.inductor.config.patch(native_after=3):
         yield
 
 
@@ -101,6 +102,19 @@ def test_what_is_read_of_an_updated_input_is_new() -> None:
 
     args = R(1, 2, 64, 16), torch.tensor([5]), R(1, 2, 1, 16), R(1, 2, 1, 16)
     assert memory(check(fn, *args)) < args[0].numel()
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_calls_read_what_was_written_in_place(start: int) -> None:
+    """Arguments may begin anywhere in their storage."""
+
+    def fn(p: torch.Tensor, c: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        p.mul_(0.5)
+        c[1:3] += x[1:3]
+        return p.t() @ x, c[1:].t() @ x[1:], p[2:] @ c
+
+    p, c = torch.empty(2, 64 + start)[:, start:].normal_()
+    check(fn, p.view(8, 8), c.view(8, 8), R(8, 8))
 
 
 def test_what_was_read_before_an_update_is_old() -> None:
