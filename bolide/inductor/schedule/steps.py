@@ -65,14 +65,14 @@ class StepWriter:
         self.kernels: list[Kernel] = []
         self.objects: list[object] = []
         self._tensors = set(known)
+        self._given = frozenset(known)
         self._checks: list[Step] = []
         self._views: dict[definitions.View, str] = {}
         self._seen: dict[str, TensorType] = {}  # types of views
 
     def launch(self, kernel: Kernel, homes: Mapping[str, str]) -> None:
         """Runs a kernel; buffers that it is the first to write are allocated, or are in the memory of inputs."""
-        given = {tensor.name for tensor in self.inputs}
-        if any(p.role != "in" and (p.name in given or p.name in homes) for p in kernel.params):
+        if any(p.role != "in" and (p.name in self._given or p.name in homes) for p in kernel.params):
             self._check()
         for param in kernel.params:
             if param.role != "in" and param.name not in self._tensors:

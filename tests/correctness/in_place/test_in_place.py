@@ -104,6 +104,23 @@ def test_what_is_read_of_an_updated_input_is_new() -> None:
     assert memory(check(fn, *args)) < args[0].numel()
 
 
+DYING: dict[str, tuple[Program, int]] = {
+    "a sum": (lambda x, k: (x + 1).index_copy(0, POS, k), 30),
+    "zeros": (lambda x, k: torch.zeros_like(x).index_add(0, POS, k), 30),
+    "a product": (lambda x, k: (x @ x.t()).index_fill(0, POS, 1.0), 0),
+    "an update": (lambda x, k: x.cos().index_copy(0, POS, k).index_add(0, POS.flip(0), k), 30),
+    "one that is read before": (lambda x, k: (y := x.exp(), y.sum(), y.index_copy(0, POS, k))[1:], 31),
+    "one that is read behind": (lambda x, k: (y := x.exp(), z := y.index_copy(0, POS, k), z + y.flip(0))[2], 90),
+    "one that is a result": (lambda x, k: (y := x.exp(), y.index_copy(0, POS, k)), 60),
+}
+
+
+@pytest.mark.parametrize("name", DYING)
+def test_a_buffer_that_nothing_needs_is_updated_itself(name: str) -> None:
+    fn, most = DYING[name]
+    assert memory(check(fn, R(6, 5), R(2, 5))) <= most + 2  # the checks of the indices
+
+
 @pytest.mark.parametrize("start", [0, 5])
 def test_calls_read_what_was_written_in_place(start: int) -> None:
     """Arguments may begin anywhere in their storage."""
