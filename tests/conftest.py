@@ -1,4 +1,5 @@
-"""For every test: fresh random numbers whose seed is shown when it fails, and no silent fallback to eager."""
+"""For every test: fresh random numbers whose seed is shown when it fails, no silent fallback to eager, and a check of
+every plan."""
 
 from __future__ import annotations
 
@@ -13,12 +14,15 @@ import pytest
 import torch
 
 from bolide.dynamo.config import config
+from bolide.inductor.runtime import driver
+from tests.plan_tools import checking
 
 SEED = "BOLIDE_TEST_SEED"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(crash_tools)
+    driver.build = checking(driver.build)
     os.environ.setdefault(SEED, str(random.SystemRandom().randrange(2**31)))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
     torch.set_num_threads(max(1, torch.get_num_threads() // workers))

@@ -61,6 +61,7 @@ class StepWriter:
         self.inputs: tuple[Input, ...] = tuple([known.get(name) or WordInput(name) for name in inputs])
         named = frozenset(inputs)
         self.constants = tuple([tensor for tensor in tensors if tensor.name not in named])
+        self._given = frozenset(inputs)
         self.steps: list[Step] = []
         self.kernels: list[Kernel] = []
         self.objects: list[object] = []

@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from plan_tools import check_plan, has_foreign, plans, plans_of
 
 import bolide
 from bolide.inductor.codegen import compile_kernels
@@ -23,6 +22,7 @@ from bolide.inductor.plan.interpret import interpret
 from bolide.inductor.plan.parse import BadText, parse
 from bolide.inductor.plan.verify import InvalidPlan, verify
 from bolide.symbolic import Expr
+from tests.plan_tools import check_plan, has_foreign, plans, plans_of
 from tests.schedule_tools import compiled, graph_of
 
 R = torch.randn

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from plan_tools import check_plan, plans, plans_of
 
 import bolide
 from bolide.inductor.plan import Call, Check, Copy, Free, Item, Launch, Require, Reuse, Size, Word
 from bolide.inductor.schedule.calls.checks import _clipped, _wrapped
 from bolide.symbolic import Cond, Expr
 from bolide.tracing.rng import draw_seed
+from tests.plan_tools import check_plan, plans, plans_of
 
 R = torch.randn
 

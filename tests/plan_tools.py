@@ -41,6 +41,21 @@ def has_foreign(plan: Plan) -> bool:
     )
 
 
+MOST_STEPS = 200
+
+
+def checking(build: Callable[..., Any]) -> Callable[..., Any]:
+    """The maker of drivers, which checks what it is given: large plans take too long to be read again."""
+
+    def checked(plan: Plan, *args: Any) -> Any:
+        verify(plan)
+        if len(plan.steps) <= MOST_STEPS:
+            check_plan(plan)
+        return build(plan, *args)
+
+    return checked
+
+
 def check_plan(plan: Plan) -> None:
     """The plan is well formed, and comes back from its text and from its bytes."""
     verify(plan)
