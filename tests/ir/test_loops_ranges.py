@@ -114,6 +114,14 @@ def test_a_kernel_that_leaves_symbolic_memory_is_refused(step):
         verify(bad)
 
 
+def test_sizes_that_divide_by_nothing_are_not_tried():
+    s, t = Expr.var("s", 2), Expr.var("t", 1)
+    i = Expr.var("i", 0, s - 1)
+    groups = t // 4  # 0 where t is less than 4
+    assert is_within(i // groups, s // groups + 1, [Axis("i", s, "serial")]) in (True, None)
+    assert is_within(i % groups + t * 0 - 1, t, [Axis("i", s, "serial")]) is not True
+
+
 @pytest.mark.parametrize(
     "function",
     [

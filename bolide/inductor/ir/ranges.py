@@ -47,7 +47,7 @@ def is_within(index: Expr, numel: Expr, axes: Sequence[Axis], sizes: Mapping[str
     ends = extremes(index, axes, facts)
     if ends is not None and is_at_least_0(ends[0], facts) and is_at_least_0(numel - 1 - ends[1], facts):
         return True
-    verdicts = [_at(values, index, numel, axes) for values in _trials(index, numel, axes, sizes)]
+    verdicts = [_tried(values, index, numel, axes) for values in _trials(index, numel, axes, sizes)]
     return False if False in verdicts and True not in verdicts else None
 
 
@@ -71,6 +71,14 @@ def _trials(
         for sign in signs
         for n in map(itertools.cycle, _TRIALS)
     ]
+
+
+def _tried(values: Mapping[str, int], index: Expr, numel: Expr, axes: Sequence[Axis]) -> bool | None:
+    """As `_at`; None for sizes that cannot be, since something is divided by 0."""
+    try:
+        return _at(values, index, numel, axes)
+    except ZeroDivisionError:
+        return None
 
 
 def _at(values: Mapping[str, int], index: Expr, numel: Expr, axes: Sequence[Axis]) -> bool | None:

@@ -89,7 +89,7 @@ def _verify(found: object) -> None:
         verify(found)
     for kernel in found.kernels if isinstance(found, Plan) else (found,):
         if isinstance(kernel, Kernel):
-            verify_kernel(kernel)
+            verify_kernel(kernel, {})  # what the program assumes of its sizes is not known here
     if isinstance(found, Program):
         check_program(found)
 

@@ -59,9 +59,8 @@ class StepWriter:
         tensors = [TensorInput(tensor.name, type_of(ctx.buffers[tensor.name])) for tensor in given]
         known = {tensor.name: tensor for tensor in tensors}
         self.inputs: tuple[Input, ...] = tuple([known.get(name) or WordInput(name) for name in inputs])
-        named = frozenset(inputs)
-        self.constants = tuple([tensor for tensor in tensors if tensor.name not in named])
         self._given = frozenset(inputs)
+        self.constants = tuple([tensor for tensor in tensors if tensor.name not in self._given])
         self.steps: list[Step] = []
         self.kernels: list[Kernel] = []
         self.objects: list[object] = []
