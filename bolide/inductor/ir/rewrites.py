@@ -148,6 +148,9 @@ def rows_outside(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
 def split_at_bounds(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     """The body with loops over pointwise stores split where a condition on their axis alone changes (the parts of a
     concatenation, halves that are rotated): in each piece it is known, and its selections and masks go."""
+    loops = [statement for statement in body if isinstance(statement, Loop) and _is_pointwise(statement)]
+    if not any(node.op == "ge" and node.src[0].op == "index" for node in nodes_below(roots_in(loops))):
+        return body
     done: list[Stmt] = []
     for statement in body:
         if isinstance(statement, Loop) and _is_pointwise(statement):
