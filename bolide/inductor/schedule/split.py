@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import torch
+
 from bolide.inductor.ir.definitions import (
     Computed,
     Definition,
@@ -32,6 +34,7 @@ from bolide.inductor.ir.definitions import (
     volume,
 )
 from bolide.inductor.ir.loops import Node
+from bolide.inductor.ir.scalar_ops import JOINED_BY
 from bolide.inductor.ir.walks import (
     loads_of,
     map_leaves,
@@ -50,55 +53,138 @@ from bolide.inductor.schedule.layouts import strided_views
 from bolide.inductor.schedule.stages import is_one
 from bolide.symbolic import Expr
 
-SPLITTABLE = ("sum", "prod", "min", "max", "any", "all")
-
-
 # ---- long reductions -------------------------------------------------------------------------------------------------
 
 
 def split_reductions(program: Program, machine: Machine) -> Program:
-    """The program with every long reduction to few results as partial results and their reduction.
+    """The program with every long reduction to few results as reductions of parts, and of what these give.
 
-    Static sizes only. The number of parts is a divisor of one reduced extent, at most the machine's `most_parts`."""
+    The parts are of one length, and at most the machine's `most_parts`, whatever the number of threads, so that results
+    do not depend on it. Where no such number divides the extent (a prime one, or one that is known when the program
+    runs), a rest is reduced by itself and joined with the others. Symbolic sizes count as what they were while the
+    program was traced."""
     done: list[Definition] = []
     for definition in program.definitions:
-        if isinstance(definition, Computed) and definition.reduce_op in SPLITTABLE:
-            done += _split(definition, machine) or [definition]
-        else:
+        at = None
+        if isinstance(definition, Computed) and definition.reduce_op in (*JOINED_BY, "argmin", "argmax"):
+            at = _parts(definition, machine, program.size_vars)
+        if at is None:
             done.append(definition)
+        else:
+            assert isinstance(definition, Computed)
+            done += _split(definition, *at)
     return replace(program, definitions=done)
 
 
-def _split(definition: Computed, machine: Machine) -> list[Definition] | None:
-    results, length = volume(definition.shape), volume(extent for _, extent in definition.reduce_axes)
-    if not (results.is_const and length.is_const and length.value >= machine.split_length):
+def _parts(definition: Computed, machine: Machine, sizes: Mapping[str, int]) -> tuple[str, int] | None:
+    """The reduced axis to split, and the number of its parts."""
+    results = volume(definition.shape).subs(sizes)
+    length = volume(extent for _, extent in definition.reduce_axes).subs(sizes)
+    if not (results.is_const and length.is_const and results.value and length.value >= machine.split_length):
         return None
     if results.value >= (machine.split_rows if _along_memory(definition) else machine.split_columns):
         return None
     name, extent = definition.reduce_axes[0]
     numbers = range(machine.most_parts, machine.fewest_parts - 1, -1)
-    parts = next((n for n in numbers if extent.value % n == 0), None)
-    if parts is None or not results.value:
-        return None
-    part, within = f"{name}s", f"{name}w"
-    size = Expr.const(extent.value // parts)
-    count = Expr.const(parts)
-    value = substitute({name: axis_var(part, count) * size + axis_var(within, size)})(definition.value)
-    partial = replace(
-        definition,
-        name=f"{definition.name}_parts",
-        dtype=value.dtype,
-        shape=(count, *definition.shape),
-        axes=(part, *definition.axes),
-        value=value,
-        reduce_axes=((within, size), *definition.reduce_axes[1:]),
+    divisor = next((n for n in numbers if extent.value % n == 0), None) if extent.is_const else None
+    costly = divisor is None or definition.position is not None  # more steps than two
+    if costly and length.value < 2 * machine.grain:
+        return None  # not worth a second thread
+    if divisor is not None:
+        return name, divisor
+    # a rest has fewer elements than there are parts: little where each of these has as many
+    long = [name for name, extent in definition.reduce_axes if extent.subs(sizes).value >= machine.most_parts**2]
+    return (long[0], machine.most_parts) if long else None
+
+
+def _split(definition: Computed, axis: str, number: int) -> list[Definition]:
+    """The definitions of the parts of this axis, and of what is reduced from them, which has the definition's name. Of
+    argmin and argmax the values of the best elements are kept as well as their places."""
+    extent = dict(definition.reduce_axes)[axis]
+    count, size, rest = Expr.const(number), extent // number, extent % number
+    forms = [definition]
+    if definition.position is not None:
+        best = replace(definition, reduce_op="min" if definition.reduce_op == "argmin" else "max", position=None)
+        forms.append(replace(best, name=f"{definition.name}_best", dtype=best.value.dtype))
+    done: list[Definition] = []
+    for form in forms:
+        part, within = f"{axis}{form.name}s", f"{axis}{form.name}w"
+        piece = _piece(form, "parts", axis, (within, size), axis_var(part, count) * size)
+        done.append(replace(piece, shape=(count, *piece.shape), axes=(part, *piece.axes)))
+    if rest.is_const and rest.value == 0:
+        return [*done, _whole(definition, forms, definition.name, axis, count)]
+    for form in forms:
+        done.append(_piece(form, "rest", axis, (f"{axis}{form.name}r", rest), count * size))
+        whole = _whole(form, forms, f"{form.name}_whole", axis, count)
+        dtype = form.dtype if form.position is not None else form.value.dtype
+        done.append(replace(whole, dtype=dtype, layout=None))
+    return [*done, _joined(definition, forms)]
+
+
+def _piece(form: Computed, mark: str, axis: str, within: tuple[str, Expr], start: Expr) -> Computed:
+    """The reduction of the elements of `axis` from `start` on, as many as `within` says."""
+    others = [(name, extent) for name, extent in form.reduce_axes if name != axis]
+    named = {name: f"{name}_{form.name}_{mark}" for name in (*form.axes, *(name for name, _ in others))}
+    fresh = {name: axis_var(named[name], extent) for name, extent in (*zip(form.axes, form.shape), *others)}
+    new = substitute({**fresh, axis: start + axis_var(*within)})
+    return replace(
+        form,
+        name=f"{form.name}_{mark}",
+        dtype=form.value.dtype if form.position is None else torch.int64,
+        axes=tuple([named[name] for name in form.axes]),
+        value=new(form.value),
+        position=None if form.position is None else new(form.position),
+        reduce_axes=(within, *((named[name], extent) for name, extent in others)),
         layout=None,
     )
-    last = f"{name}p"
-    axes = tuple([f"{axis}p" for axis in definition.axes])
-    coords = (axis_var(last, count), *axis_vars(zip(axes, definition.shape)))
-    load = Node.make("load", value.dtype, (), Element(partial.name, coords))
-    return [partial, replace(definition, axes=axes, value=load, reduce_axes=((last, count),), absorbed=())]
+
+
+def _whole(form: Computed, forms: list[Computed], name: str, axis: str, count: Expr) -> Computed:
+    """The reduction of the parts' results."""
+    last, axes = f"{axis}{form.name}p", tuple([f"{each}_{form.name}_p" for each in form.axes])
+    coords = (axis_var(last, count), *axis_vars(zip(axes, form.shape)))
+    value = _loaded(f"{forms[-1].name}_parts", form.value.dtype, coords)
+    position = None if form.position is None else _loaded(f"{form.name}_parts", torch.int64, coords)
+    return replace(
+        form, name=name, axes=axes, value=value, position=position, reduce_axes=((last, count),), absorbed=()
+    )
+
+
+def _joined(definition: Computed, forms: list[Computed]) -> Computed:
+    """The result for the whole parts and the rest."""
+    axes = tuple([f"{each}_j" for each in definition.axes])
+    coords = axis_vars(zip(axes, definition.shape))
+    dtype, values = definition.value.dtype, forms[-1].name
+    one, other = [_loaded(f"{values}_{mark}", dtype, coords) for mark in ("whole", "rest")]
+    if definition.position is None:
+        value = Node.make(JOINED_BY[str(definition.reduce_op)], dtype, (one, other))
+    else:
+        places = [_loaded(f"{definition.name}_{mark}", torch.int64, coords) for mark in ("whole", "rest")]
+        better = _better(str(definition.reduce_op), (one, places[0]), (other, places[1]))
+        value = Node.make("where", torch.int64, (better, places[1], places[0]))
+    if value.dtype != definition.dtype:
+        value = Node.make("cast", definition.dtype, (value,))
+    return replace(definition, axes=axes, value=value, reduce_op=None, reduce_axes=(), position=None, absorbed=())
+
+
+def _better(op: str, one: tuple[Node, Node], other: tuple[Node, Node]) -> Node:
+    """Whether the other (value, place) is the one that argmin or argmax wants: better, or NaN against a number, or as
+    good at a smaller place."""
+
+    def of(name: str, *operands: Node) -> Node:
+        return Node.make(name, torch.bool, operands)
+
+    (a, a_place), (b, b_place) = one, other
+    better, same = of("lt" if op == "argmin" else "gt", b, a), of("eq", a, b)
+    if a.dtype.is_floating_point:
+        a_nan, b_nan = of("ne", a, a), of("ne", b, b)
+        better = of("or", better, of("and", b_nan, of("eq", a, a)))
+        same = of("or", same, of("and", a_nan, b_nan))
+    return of("or", better, of("and", same, of("lt", b_place, a_place)))
+
+
+def _loaded(name: str, dtype: torch.dtype, coords: tuple[Expr, ...]) -> Node:
+    return Node.make("load", dtype, (), Element(name, coords))
 
 
 def _along_memory(definition: Computed) -> bool:

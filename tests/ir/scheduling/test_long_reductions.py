@@ -1,0 +1,123 @@
+"""Long reductions to few results: in parts, for any extent and any size of a later call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import bolide
+from bolide.inductor.ir.evaluate import evaluate
+from bolide.inductor.lowering import lower
+from bolide.inductor.machine import host_machine
+from bolide.inductor.schedule.split import split_reductions
+from tests.schedule_tools import compiled, graph_of
+
+FULL = {
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "prod": lambda x: (1 + x.double() / 1e3).prod(),
+    "amax": torch.amax,
+    "amin": torch.amin,
+    "any": lambda x: (x > 3.9).any(),
+    "all": lambda x: (x > -9).all(),
+    "count": lambda x: (x > 0).sum(),
+    "argmax": torch.argmax,
+    "argmin": torch.argmin,
+    "norm": torch.linalg.vector_norm,
+    "var": torch.var,
+    "logsumexp": lambda x: torch.logsumexp(x.flatten(), 0),
+}
+SHAPES = [(1 << 17,), (131_101,), (3, 5, 7, 1301), (257, 521), (2, 80_021), (80_021, 2)]
+
+
+def close(mine, theirs):
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", FULL)
+def test_full_reductions(name, shape):
+    x = torch.randn(shape)
+    (result,) = compiled(FULL[name], (x,))([x])
+    close(result, FULL[name](x))
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_the_pass_keeps_the_meaning(name):
+    x = torch.randn(131_101)
+    program = lower(graph_of(FULL[name], [x])[0])
+    after = split_reductions(program, host_machine())
+    assert len(after.definitions) > len(program.definitions)
+    for mine, theirs in zip(evaluate(after, [x]), evaluate(program, [x])):
+        close(mine, theirs)
+
+
+@pytest.mark.parametrize("length", [1 << 17, 131_101])
+@pytest.mark.parametrize("op", [torch.argmax, torch.argmin])
+def test_places_of_equal_values_and_of_nan(op, length):
+    x = torch.zeros(length)
+    assert compiled(op, (x,))([x])[0] == 0
+    sign = 1 if op is torch.argmax else -1
+    for places in ([5], [length - 1], [length - 1, 70], [40_000, 50_000], [2049, 2048, 2047]):
+        for value in (sign * 1.0, sign * torch.inf, torch.nan):
+            x = torch.zeros(length)
+            x[places] = value
+            assert compiled(op, (x,))([x])[0] == op(x) == min(places)
+    x = torch.full((length,), -sign * torch.inf)
+    assert compiled(op, (x,))([x])[0] == 0
+    x[length - 1] = x[7] = torch.nan
+    assert compiled(op, (x,))([x])[0] == 7
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int64, torch.int8])
+def test_types(dtype):
+    x = (torch.randn(131_101) * 20).to(dtype)
+    for fn in (
+        torch.argmax,
+        torch.argmin,
+        torch.amax,
+        lambda x: x.sum(dtype=torch.float64 if dtype.is_floating_point else None),
+    ):
+        (result,) = compiled(fn, (x,))([x])
+        torch.testing.assert_close(result, fn(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_sizes_of_later_calls(name):
+    fast = bolide.compile(FULL[name], dynamic=True, fullgraph=True)
+    for length in (140_000, 131_101, 1 << 17, 2, 63, 64, 65, 4_097, 200_003):
+        x = torch.randn(length)
+        close(fast(x), FULL[name](x))
+
+
+@pytest.mark.parametrize("op", [lambda x: x.sum(0), lambda x: x.argmax(0), lambda x: x.amin(0), lambda x: x.sum(-1)])
+def test_columns_and_rows_of_symbolic_sizes(op):
+    fast = bolide.compile(op, dynamic=True, fullgraph=True)
+    for shape in ((50_000, 7), (49_999, 6), (3, 2), (2, 90_001), (65, 33)):
+        x = torch.randn(shape)
+        close(fast(x), op(x))
+
+
+def test_gradients_and_strides():
+    x = torch.randn(509, 521).t().requires_grad_()
+
+    def program(x):
+        return (x * x).sum() + x.exp().amax()
+
+    fast = bolide.compile(program, dynamic=True)
+    close(fast(x), program(x))
+    (mine,), (theirs,) = torch.autograd.grad(fast(x), x), torch.autograd.grad(program(x), x)
+    close(mine, theirs)
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    x, before = torch.randn(1_000_003), torch.get_num_threads()
+    graph = compiled(torch.sum, (x,))
+    results = set()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.add(graph([x])[0].item())
+    finally:
+        torch.set_num_threads(before)
+    assert len(results) == 1
