@@ -94,9 +94,14 @@ def _gpt2(scale: str) -> list[torch.nn.Parameter]:
     return parameters
 
 
+@case("AdamW.step, GPT-2 of 12 layers, 768 wide")
+def _large_adamw(name: str) -> Lane:
+    return _adamw(name, "base")
+
+
 @case("AdamW.step, GPT-2 of 12 layers, 256 wide")
-def _adamw(name: str) -> Lane:
-    parameters = _gpt2("small12")
+def _adamw(name: str, scale: str = "small12") -> Lane:
+    parameters = _gpt2(scale)
     kinds = {"fused": True} if name == "fused" else {"foreach": True}
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, **kinds)
     optimizer.step()
