@@ -55,6 +55,7 @@ class _Graph:
     readers: dict[str, list[int]] = field(default_factory=dict)
     barrier: int | None = None
     apart: frozenset[str] = frozenset()  # buffers that do not share kernels with others
+    written: dict[str, str] = field(default_factory=dict)  # the new value of an input -> that input
 
     def found(self, index: int) -> int:
         """The vertex that does the work of this one now."""
@@ -67,7 +68,9 @@ class _Graph:
 
 def group(program: Program, ctx: Scheduling, fusion: bool) -> list[Unit]:
     """The units of a program, in a valid order of execution."""
-    graph = _Graph(ctx, apart=checked_only(program))
+    writes = [definition for definition in program.definitions if isinstance(definition, WriteBack)]
+    written = {write.source.buffer: write.target for write in writes}
+    graph = _Graph(ctx, apart=checked_only(program), written=written)
     for definition in program.definitions:
         unit: Unit
         if isinstance(definition, (Extern, WriteBack)):
@@ -87,6 +90,9 @@ def _add(graph: _Graph, unit: Unit, fusion: bool) -> None:
         needs.update(graph.readers.get(name, ()))
         if name in graph.maker:
             needs.add(graph.maker[name])
+    for name in unit_writes(unit):  # so that it can be computed there
+        if name in graph.written and isinstance(unit, Group):
+            needs.update(graph.readers.get(graph.written[name], ()))
     if graph.barrier is not None:
         needs.add(graph.barrier)
     needs = {graph.found(need) for need in needs}

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from bolide.inductor.ir.definitions import Definition, Extern, Program, WriteBack, volume
-from bolide.inductor.ir.walks import is_impure, may_raise, reads, viewed, writes
+from bolide.inductor.ir.definitions import Computed, Definition, Extern, Program, WriteBack, volume
+from bolide.inductor.ir.walks import is_impure, may_raise, readers_of, reads, viewed, writes
 from bolide.inductor.schedule.stages import Buffer, Group, Scheduling, Unit, unit_reads, unit_writes
 from bolide.tracing.traits import traits_of
 
@@ -102,6 +102,24 @@ def checks_first(program: Program) -> Program:
         else:
             rest.append(definition)
     return replace(program, definitions=[*reversed(first), *reversed(rest)])
+
+
+def writes_late(program: Program) -> Program:
+    """The program with the new value of an input, where nothing else reads it, behind all that reads the old one."""
+    definitions = program.definitions
+    writes_back = [definition for definition in definitions if isinstance(definition, WriteBack)]
+    if not writes_back:
+        return program
+    readers = readers_of(definitions)
+    last = {name: at for at, definition in enumerate(definitions) for name in reads(definition)}
+    makers = {d.name: at for at, d in enumerate(definitions) if isinstance(d, Computed)}
+    places: dict[int, int] = {}
+    for write in writes_back:
+        maker = makers.get(write.source.buffer)
+        if maker is not None and len(readers[write.source.buffer]) == 1:
+            places[maker] = max(maker, last.get(write.target, -1))
+    order = sorted(range(len(definitions)), key=lambda at: (places.get(at, at), at in places, at))
+    return replace(program, definitions=[definitions[at] for at in order])
 
 
 def checked_only(program: Program) -> frozenset[str]:

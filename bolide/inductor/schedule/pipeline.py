@@ -19,7 +19,7 @@ from bolide.inductor.schedule.inline import inline, prune
 from bolide.inductor.schedule.layouts import Homes, decide_layouts, find_homes, settle
 from bolide.inductor.schedule.loop_writer import kernel_of, pieces_of, schedule_of
 from bolide.inductor.schedule.nest import Schedule
-from bolide.inductor.schedule.order import checks_first, order_for_memory
+from bolide.inductor.schedule.order import checks_first, order_for_memory, writes_late
 from bolide.inductor.schedule.products import accumulate_products, choose_libraries
 from bolide.inductor.schedule.split import split_reductions, update_in_place
 from bolide.inductor.schedule.stages import Group, Refusal, Scheduling, Unit, unit_reads
@@ -48,6 +48,7 @@ def program_passes(machine: Machine, fusion: bool) -> dict[str, Callable[[Progra
         "split": partial(split_reductions, machine=machine),
         "libraries": choose_libraries,
         "checks": checks_first,
+        "writes": writes_late,
         "scatters": update_in_place,
     }
     if not fusion:

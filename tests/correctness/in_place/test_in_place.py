@@ -179,6 +179,16 @@ def test_a_new_value_of_an_input_is_computed_there(name: str) -> None:
     assert "filled" in name or memory(plan) <= 1
 
 
+def test_a_new_value_is_computed_behind_the_readers_of_the_old_one() -> None:
+    def fn(step: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        place = torch.arange(2) + step
+        step.add_(1)
+        products = x @ x.t()
+        return products * (place.sum() > 3), x.index_select(0, place)
+
+    assert memory(check(fn, torch.tensor(0), R(40, 5), calls=4)) < 2000
+
+
 OTHER_PLACES: dict[str, tuple[Program, tuple[Any, ...]]] = {
     "flipped": (lambda p, x: done(p.copy_(p.flip(0))), (R(6, 6), R(6, 6))),
     "transposed": (lambda p, x: done(p.copy_(p.t() + p)), (R(6, 6), R(6, 6))),
