@@ -24,6 +24,7 @@ aten = torch.ops.aten
 
 _MOST = 25  # larger windows are ATen's
 _MOST_WINDOWS = 4  # where more meet in an element, their gradients are ATen's
+_MOST_PHASES = 4  # with more, too
 
 
 Pair = tuple[int, int]
@@ -52,8 +53,9 @@ class _Window(NamedTuple):
 
     @property
     def overlaps_little(self) -> bool:
-        """Whether few windows meet in an element."""
-        return prod(-(-k // s) for k, s in zip(self.kernel, self.stride)) <= _MOST_WINDOWS
+        """Whether few windows meet in an element, and elements are of few phases."""
+        met = prod(-(-k // s) for k, s in zip(self.kernel, self.stride))
+        return met <= _MOST_WINDOWS and prod(self.stride) <= _MOST_PHASES
 
     def around(self, dim: int, phase: int) -> list[int]:
         """The windows, less i, that the element at stride · i + phase is in, ascending (eager adds in that order)."""
@@ -182,8 +184,11 @@ def max_pool2d_with_indices_backward(
     ceil_mode: bool,
     indices: TensorValue,
 ) -> object:
+    """Of 16-bit floats, of which ATen's scatter takes one and a half times as long; it is faster with float32."""
     window = _Window.of(x, kernel_size, stride, padding)
     if window is None or not window.overlaps_little or _pair(dilation) != (1, 1):
+        return EXTERN
+    if sc.compute_dtype(x.dtype) is x.dtype:
         return EXTERN
 
     def term(at: Coords, place: Coords) -> Node:
