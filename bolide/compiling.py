@@ -38,12 +38,6 @@ from bolide.support import events
 from bolide.support.errors import BolideWarning, Unsupported, UserFrame, unknown_name
 
 T = TypeVar("T", bound=Callable[..., Any])
-MODES: dict[str, dict[str, object]] = {
-    "default": {},
-    "reduce-overhead": {},
-    "max-autotune": {},
-    "max-autotune-no-cudagraphs": {},
-}
 
 
 @dataclass(frozen=True)
@@ -195,13 +189,13 @@ def _settings(fullgraph: Any, dynamic: Any, backend: Any, mode: Any, options: An
         raise ValueError(
             "mode and options exclude each other: give the options that the mode stands for, or only one of the two"
         )
-    if mode is not None and mode not in MODES:
-        raise ValueError(unknown_name("mode", mode, MODES))
+    if mode is not None and mode not in inductor.MODES:
+        raise ValueError(unknown_name("mode", mode, inductor.MODES))
     if options is not None and not isinstance(options, Mapping):
         raise TypeError(
             f"options must be a dict of bolide.inductor.config names and values, not {type(options).__name__}"
         )
-    chosen = dict(options or MODES[mode or "default"])
+    chosen = dict(options or inductor.MODES[mode or "default"])
     hooks = {name: chosen.pop(name, None) for name in ("guard_filter_fn", "guard_fail_fn")}
     for name, hook in hooks.items():
         if hook is not None and not callable(hook):

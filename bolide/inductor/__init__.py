@@ -11,24 +11,25 @@ from bolide.support.errors import unknown_name
 
 compile: Callable[..., Any]  # joins all stages: bolide/__init__.py sets it
 
-_MODE_OPTIONS: dict[str, dict[str, Any]] = {
+#: The options that each mode stands for: none yet, as all modes are alike on the CPU.
+MODES: dict[str, dict[str, Any]] = {
     "default": {},
-    "reduce-overhead": {"triton.cudagraphs": True},
-    "max-autotune-no-cudagraphs": {"max_autotune": True},
-    "max-autotune": {"max_autotune": True, "triton.cudagraphs": True},
+    "reduce-overhead": {},
+    "max-autotune-no-cudagraphs": {},
+    "max-autotune": {},
 }
 
 
 def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> dict[str, Any]:
-    """The options that a mode stands for; without `mode`, those of every mode by name. Sizes that are `dynamic` change
-    nothing.
+    """The options that a mode stands for, as `compile(options=…)` takes them; without `mode`, those of every mode by
+    name. Sizes that are `dynamic` change nothing.
 
     Raises ValueError for an unknown mode, with the nearest ones."""
     if mode is None:
-        return {name: dict(options) for name, options in _MODE_OPTIONS.items()}
-    if mode not in _MODE_OPTIONS:
-        raise ValueError(unknown_name("mode", mode, _MODE_OPTIONS))
-    return dict(_MODE_OPTIONS[mode])
+        return {name: dict(options) for name, options in MODES.items()}
+    if mode not in MODES:
+        raise ValueError(unknown_name("mode", mode, MODES))
+    return dict(MODES[mode])
 
 
 def list_options() -> list[str]:
