@@ -1,4 +1,4 @@
-"""Programs of 64-bit words: what `machine` runs and `assemble` makes of a Plan.
+"""Programs of 64-bit words: what `runner` runs and `assemble` makes of a Plan.
 
 A program works on *slots* (handles of tensors: the address of an ``at::Tensor``), and on a *frame* of words (sizes, and
 arrays of them). Inputs and constants have the first slots; they are borrowed. A handle in another slot is the
