@@ -53,7 +53,11 @@ class _Window(NamedTuple):
 
     @property
     def overlaps_little(self) -> bool:
-        """Whether few windows meet in an element, and elements are of few phases."""
+        """Whether few windows are known to meet in an element, and elements to be of few phases."""
+        if not all(isinstance(number, int) for number in (*self.stride, *self.padding)):
+            return False
+        if min(*self.kernel, *self.stride) < 1:  # eager refuses them
+            return False
         met = prod(-(-k // s) for k, s in zip(self.kernel, self.stride))
         return met <= _MOST_WINDOWS and prod(self.stride) <= _MOST_PHASES
 

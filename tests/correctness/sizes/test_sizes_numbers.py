@@ -73,10 +73,15 @@ def test_functions_that_need_numbers(function: Any, shape: Any, backend: str) ->
     assert len([event for event in told if type(event) is events.Installed]) <= 6, sizes
 
 
-def test_what_eager_refuses_stays_an_error() -> None:
-    def function(x: Tensor, n: int) -> Tensor:
-        return aten.max_pool2d_with_indices_backward(x, x, n, n, 0, 1, False, x.long())
-
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: aten.max_pool2d_with_indices_backward(x, x, n, n, 0, 1, False, x.long()),
+        lambda x, n: aten.avg_pool2d_backward(x, x, [n, n], [n, n], [0, 0], False, True, None),
+        lambda x, n: aten.max_pool2d_with_indices_backward(x, x, 2, n, n, 1, False, x.long()),
+    ],
+)
+def test_what_eager_refuses_stays_an_error(function: Callable[[Tensor, int], Tensor]) -> None:
     with pytest.raises(RuntimeError) as mine:
         bolide.compile(function, dynamic=True)(torch.randn(1, 4, 4), 0)
     with pytest.raises(RuntimeError) as theirs:
