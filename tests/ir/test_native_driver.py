@@ -23,6 +23,7 @@ from bolide.inductor.runtime.native import instructions as ops
 from bolide.inductor.runtime.native.assemble import assemble
 from bolide.inductor.runtime.native.driver import _method, handle_offset
 from bolide.inductor.runtime.native.program import Operand, Program, Writer
+from bolide.support.symbols import symbol_address
 from bolide.symbolic import Expr
 
 HEADERS = ("generated/c_shim_cpu.h", "c/shim_cpu.h", "c/shim.h")
@@ -191,6 +192,22 @@ def test_inputs_of_other_classes_take_the_readable_driver() -> None:
     for _ in range(4):
         x = torch.randn(5).as_subclass(Labelled)
         assert torch.equal(compiled(x).as_subclass(torch.Tensor), (x * 2 + 1).as_subclass(torch.Tensor))
+
+
+@pytest.mark.parametrize("symbol", [shims.EMPTY.symbol, "aoti_torch_get_data_ptr"])
+def test_the_readable_driver_stays_where_torch_lacks_a_function(
+    symbol: str, monkeypatch: pytest.MonkeyPatch, programs: list[Program]
+) -> None:
+    handle_offset.cache_clear()
+    monkeypatch.setattr(driver, "symbol_address", lambda name: None if name == symbol else symbol_address(name))
+    compiled = bolide.compile(lambda x: x * 2 + 1)
+    try:
+        for _ in range(4):
+            x = torch.randn(5)
+            assert torch.equal(compiled(x), x * 2 + 1)
+    finally:
+        handle_offset.cache_clear()
+    assert not programs
 
 
 def test_errors_of_calls_are_those_of_the_operation() -> None:

@@ -12,7 +12,7 @@ import torch
 from bolide.inductor.plan import Plan, Step
 from bolide.inductor.runtime.driver import Binding, Run, build_step
 from bolide.inductor.runtime.kernels import CompiledKernel
-from bolide.inductor.runtime.native import instructions, runner
+from bolide.inductor.runtime.native import instructions, runner, shims
 from bolide.inductor.runtime.native.assemble import assemble
 from bolide.support.engine import Method, load
 from bolide.support.native.translate import translate
@@ -30,7 +30,8 @@ def _method() -> Method:
 def handle_offset() -> int | None:
     """Where an object of Python's that is a tensor has the address of its TensorImpl, in bytes: that place is the
     ``at::Tensor`` that functions in C take. None where it is not found, or torch has not the functions."""
-    if not all(symbol_address(external.symbol) for external in runner.EXTERNALS.values()):
+    needed = [*(external.symbol for external in runner.EXTERNALS.values()), shims.EMPTY.symbol, shims.VIEW.symbol]
+    if not all(symbol_address(symbol) for symbol in needed):
         return None
     offsets: set[int] = set()
     for example in (torch.empty(3), torch.nn.Parameter(torch.empty(2, 2)), torch.empty(2, dtype=torch.int64)[1:]):

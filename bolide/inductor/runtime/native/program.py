@@ -41,12 +41,14 @@ class Program:
 
 @dataclass(slots=True)
 class PythonStep:
-    """A step in Python: the function, its arguments, its results; `behind`: the instruction that follows it."""
+    """A step in Python: the function, its arguments, its results; `behind`: the instruction that follows it; `place`:
+    its number among the program's steps, once it is one of them."""
 
     function: Callable[..., object]
     arguments: list[Operand]
     results: list[Operand]
     behind: int = -1
+    place: int = -1
 
 
 @dataclass(slots=True)
@@ -229,10 +231,10 @@ class Writer:
         self.code += (ops.FREE_INPUTS, len(inputs), *inputs)
 
     def _reference(self, step: PythonStep, ahead: int) -> int:
-        place = next((i for i, known in enumerate(self.steps) if known is step), len(self.steps))
-        if place == len(self.steps):
+        if step.place < 0:
+            step.place = len(self.steps)
             self.steps.append(step)
-        self.references.append((len(self.code) + ahead, place))
+        self.references.append((len(self.code) + ahead, step.place))
         return 0
 
     # ---- the whole ---------------------------------------------------------------------------------------------------
