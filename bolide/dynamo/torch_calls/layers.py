@@ -59,12 +59,11 @@ def _one_hot(vm: Machine, labels: object, num_classes: int | torch.SymInt = -1) 
         require(vm, ((labels < 0) | (labels >= num_classes)).any().logical_not())
     else:
         raise vm.unsupported("one_hot looks at its classes", "data_value")
-    if isinstance(num_classes, int):
-        return NATIVE
 
     def mark() -> torch.Tensor:
-        """Its kernel takes no symbols."""
-        return (labels.unsqueeze(-1) == torch.arange(num_classes)).long()  # type: ignore[call-overload,no-any-return]
+        """Its kernel takes no symbols, and what torch records instead has other strides than its kernel's result."""
+        marks = labels.unsqueeze(-1) == torch.arange(num_classes)  # type: ignore[call-overload]
+        return marks.to(torch.int64, memory_format=torch.contiguous_format)
 
     return recorded_as(vm, functional.one_hot, [labels, num_classes], mark)
 

@@ -158,6 +158,7 @@ def t5_bucket(n, num=8, maxd=20):
 
 
 fcase("t5_bucket", lambda x: x @ F.one_hot(t5_bucket(x.shape[1]), 8).float().sum(0), lambda n: (R(2, n),))
+fcase("one_hot_turned", lambda x: F.one_hot((x.T * 9).int().long() % 4, 4), lambda n: (R(3, n),))
 fcase("sdpa_causal", lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), lambda n: (R(2, 2, n, 4),))
 fcase(
     "gqa",
