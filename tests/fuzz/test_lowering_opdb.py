@@ -22,6 +22,7 @@ COUNT = 60  # operations of a run
 MOST_CALLS = 12  # of one overload and dtype
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 2e-2, torch.float64: 1e-7}
+DIVISIONS = ("aten::fmod", "aten::remainder", "aten::floor_divide")
 UNDEFINED = "empty"  # these have no values to compare
 
 
@@ -58,7 +59,15 @@ def record(op, sample):
     return recorder.calls
 
 
+def without_least_divisors(args):
+    """Where torch computes vectors, its fmod gives NaN for the least divisors, and elsewhere the rest."""
+    a, b = args
+    return (a, torch.where(b.abs() < 1e-36, 1, b)) if isinstance(b, torch.Tensor) and b.is_floating_point() else args
+
+
 def check(func, args, kwargs):
+    if func.name().split(".")[0] in DIVISIONS:
+        args = without_least_divisors(args)
     _, results, expected = run_op(func, *args, **kwargs)
     floats = [t.dtype for t in expected if isinstance(t, torch.Tensor) and t.is_floating_point()]
     inputs = [t.dtype for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]

@@ -62,7 +62,7 @@ def _one_hot(vm: Machine, labels: object, num_classes: int | torch.SymInt = -1) 
 
     def mark() -> torch.Tensor:
         """Its kernel takes no symbols, and what torch records instead has other strides than its kernel's result."""
-        marks = labels.unsqueeze(-1) == torch.arange(num_classes)  # type: ignore[call-overload]
+        marks = labels.unsqueeze(-1) == torch.arange(num_classes)  # type: ignore[arg-type]
         return marks.to(torch.int64, memory_format=torch.contiguous_format)
 
     return recorded_as(vm, functional.one_hot, [labels, num_classes], mark)
