@@ -7,6 +7,7 @@ program does not need it.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from bolide.support.origins import refuse_mistake
 from bolide.tracing.modes import interruptible
 
 _set_grad_enabled = torch._C._set_grad_enabled
+_is_inference = torch._C.TensorBase.is_inference
 _hooks_of_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
 
 
@@ -56,9 +58,9 @@ def counting_writes(run: Runner, written: Sequence[int]) -> Runner:
     """Writes to inputs show in autograd's version counters, as eager's do, however the graph does them."""
 
     def wrapped(inputs: list[Any]) -> Sequence[Any]:
-        tensors = [inputs[index] for index in written]
+        tensors = list(map(inputs.__getitem__, written))
         results = run(inputs)
-        torch._C._increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+        torch._C._increment_version(list(itertools.filterfalse(_is_inference, tensors)))
         return results
 
     return wrapped

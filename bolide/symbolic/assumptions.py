@@ -61,6 +61,7 @@ class Assumptions:
         self.nodes: dict[object, Any] = {}  # results of arithmetic: C++ asks for the same ones all the time
         self.needed: Callable[[Expr, int], None] | None = None  # is told before the value of an expression is assumed
         self.derive: Callable[[str, float | None], Any] | None = None  # makes a number of what Python computes
+        self.named: Callable[[str, float | None], str | None] | None = None  # names it, for conditions only
         self.quiet = False  # texts are for messages, which are made before anybody knows whether they are needed
         self.said: list[Value] = []  # what stands in those texts
         self.closed = False  # whether the trace is finished: nothing more may be assumed

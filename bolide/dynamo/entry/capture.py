@@ -28,7 +28,7 @@ from bolide.dynamo.machine.breaking import break_is_error, refuse_float, refuse_
 from bolide.dynamo.machine.caches import refuse_seen
 from bolide.dynamo.machine.calls import call
 from bolide.dynamo.machine.interpreter import Machine
-from bolide.dynamo.machine.numbers import derive, needed
+from bolide.dynamo.machine.numbers import derive, named, needed
 from bolide.dynamo.opcodes.forks import is_shared, note_copy
 from bolide.dynamo.program.captured import Break, Captured, Effect, Guard, Recipe, Source, effect_of
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, MODULE_INTERNALS
@@ -278,6 +278,7 @@ class _Attempt:
             self.trace.shapes.needed = functools.partial(refuse_value, self.machine)
         if not state.exporting:
             self.trace.shapes.derive = functools.partial(derive, self.world)
+            self.trace.shapes.named = functools.partial(named, self.world)
         self.calls = CallRecorder(self.trace, self.machine.modes.setters) if record_calls else None
         self.trace.listener = _Listener(self.machine, self.calls, breaks)
         self.trace.draws_as_eager = record_calls
@@ -350,7 +351,7 @@ class _Attempt:
     def _close(self) -> None:
         """The interpretation is over: the trace asks the machine nothing any more, which is no part of what is
         captured."""
-        self.trace.shapes.needed = self.trace.shapes.derive = None
+        self.trace.shapes.needed = self.trace.shapes.derive = self.trace.shapes.named = None
         self.trace.listener = Listener()
         open_to_data = self.trace.captures_numbers is None or self.trace.captures_sizes is None
         self.symbols.history.met_data = open_to_data and bool(self.trace.shapes.facts.names)
@@ -525,10 +526,11 @@ def _guard_defaults(
 def _guard_aliasing(world: World, trace: Trace) -> None:
     """When an input is written to, no other input may share its memory."""
     tensors, sources = world.inputs.tensors, world.inputs.sources
-    mutated = [i for i in trace.mutated_inputs() if tensors[i].numel() and not sources[i].is_drawn]
+    made = world.inputs.made
+    mutated = [i for i in trace.mutated_inputs() if tensors[i].numel() and i not in made]
     if not mutated:
         return
-    given = [i for i, source in enumerate(sources) if not source.is_drawn]
+    given = [i for i in range(len(sources)) if i not in made]
     storages: dict[int, list[int]] = {}
     for i in given:
         if tensors[i].numel():
@@ -538,8 +540,10 @@ def _guard_aliasing(world: World, trace: Trace) -> None:
         raise world.guards.refusal("input", reason, "clone one of them")
     # Members of modules do not share memory with members, but an argument that is written to may be part of one.
     every = not all(_is_member(sources[i]) for i in mutated)
-    loose = [i for i in given if every or i in mutated or not _is_member(sources[i])]
-    families = [[i for i in family if i in loose] for family in storages.values()]
+    written = set(mutated)
+    loose = [i for i in given if every or i in written or not _is_member(sources[i])]
+    among = set(loose)
+    families = [[i for i in family if i in among] for family in storages.values()]
     groups = [loose]
     if any(len(family) > 1 for family in families):  # inputs that are only read share memory with each other
         groups = [[i, j] for i in mutated for j in loose if i != j]

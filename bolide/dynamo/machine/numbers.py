@@ -119,14 +119,28 @@ def _now(value: Any) -> Any:
 def derive(world: World, text: str, value: Any) -> Any:
     """The number that `text` says of sizes and floats from outside, `value` in this call; None where it is made of
     several of them, or of data."""
-    names = symbols_in(text)
-    known = world.numbers.floats | {symbol.name: symbol.source for symbol in world.symbols.all}
-    if len(names) != 1 or names[0] not in known or names[0] in world.trace.shapes.facts.names or not is_number(value):
+    source = _computed(world, text, value)
+    if source is not None and source not in world.numbers.derived:
+        world.numbers.derived[source] = _number(world, source, value, symbols_in(text)[0])
+    return None if source is None else world.numbers.derived[source]
+
+
+def named(world: World, text: str, value: object) -> str | None:
+    """As `derive`, for a float that only conditions speak of: its name in them."""
+    source = _computed(world, text, value) if type(value) is float else None
+    if source is None:
         return None
-    source = Source("apply", known[names[0]], (), computing(with_symbols(text, {names[0]: "n"})))
-    if source not in world.numbers.derived:
-        world.numbers.derived[source] = _number(world, source, value, names[0])
-    return world.numbers.derived[source]
+    world.guards.add(source, "type", float)
+    return world.numbers.name_of(source)
+
+
+def _computed(world: World, text: str, value: object) -> Source | None:
+    """Where the number is found that `text` says of one size or float from outside; None for any other."""
+    names = symbols_in(text)
+    known = world.numbers.source_of(names[0]) if len(names) == 1 else None
+    if known is None or names[0] in world.trace.shapes.facts.names or not is_number(value):
+        return None
+    return Source("apply", known, (), computing(with_symbols(text, {names[0]: "n"})))
 
 
 def _number(world: World, source: Source, value: Number, of: str) -> object:

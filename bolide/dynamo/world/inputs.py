@@ -34,6 +34,7 @@ class Inputs:
         self.storages: dict[int, list[AliasGroup]] = {}  # by address
         self.places: dict[int, int] = {}  # by id of a traced tensor: which input it is
         self.masked: dict[int, tuple[TracedTensor, type]] = {}  # tensors of the program's own classes, by id: and masks
+        self.made: set[int] = set()  # inputs that are memory of their own: each call makes them
         self.unmasked: dict[int, tuple[torch.Tensor, Source]] = {}  # by id of a masked input: the real tensor
 
     def place(self, tensor: object) -> int | None:
@@ -84,6 +85,7 @@ class Inputs:
         """The tensor that `maker` makes of the value at `source`, of which nothing is guarded, as an input."""
         with torch._C._DisableTorchDispatch():  # a real tensor, not one that is recorded
             tensor = maker(real)
+        self.made.add(len(self.sources))
         self.sources.append(Source("apply", source, (), maker))
         self.tensors.append(tensor)
         return self.trace.input(tensor, source_name(source))
@@ -109,7 +111,8 @@ class Numbers:
 
     def __init__(self, world: Reading, inputs: Inputs) -> None:
         self.world, self.inputs, self.symbols = world, inputs, inputs.symbols
-        self.floats: dict[str, Source] = {}  # those that are numbers of the graph, by their names in conditions
+        self.floats: dict[Source, str] = {}  # those that conditions may speak of: their names
+        self.by_name: dict[str, Source] = {}
         self.derived: dict[Source, object] = {}  # numbers that are computed of sizes at each call (`machine.numbers`)
 
     def wrap_int(self, real: int, source: Source) -> Any:
@@ -131,25 +134,34 @@ class Numbers:
     def float_of(self, source: Source, real: float) -> object:
         """The float at `source` as a number of the graph."""
         self.world.guards.add(source, "type", float)
-        name = f"f{len(self.floats)}"
-        self.floats[name] = source
-        pin = functools.partial(self._pin, source, real)
+        name, pin = self.name_of(source), functools.partial(self._pin, source, real)
         number = scalars.of_tensor(self.inputs.trace, self.inputs.make(source, float_tensor, real), real, (pin,), name)
         return self.world.identities.mirror(number, source)
+
+    def name_of(self, source: Source) -> str:
+        """The name of a float from outside in conditions."""
+        if source not in self.floats:
+            self.floats[source] = f"f{len(self.floats)}"
+            self.by_name[self.floats[source]] = source
+        return self.floats[source]
+
+    def source_of(self, name: str) -> Source | None:
+        """Where a float or a size is found, by its name in conditions."""
+        if name in self.by_name:
+            return self.by_name[name]
+        return next((symbol.source for symbol in self.symbols.all if symbol.name == name), None)
 
     def in_input(self, place: int) -> tuple[str, float]:
         """The number in an input of one element, for conditions: its name and its value in this call."""
         source = Source("apply", self.inputs.sources[place], (), torch.Tensor.item)
-        name = next((name for name, known in self.floats.items() if known == source), None)
-        if name is None:
-            self.floats[name := f"f{len(self.floats)}"] = source
         with torch._C._DisableTorchDispatch():
-            return name, self.inputs.tensors[place].item()
+            return self.name_of(source), self.inputs.tensors[place].item()
 
     def assume(self, condition: str, where: UserFrame | None) -> None:
         """Guard a condition over floats from outside and sizes."""
-        known = self.floats | {symbol.name: symbol.source for symbol in self.symbols.all}
-        named = tuple((name, known[name]) for name in symbols_in(condition))
+        sources = {name: self.source_of(name) for name in symbols_in(condition)}
+        named = tuple([(name, source) for name, source in sources.items() if source is not None])
+        assert len(named) == len(sources)
         guards = self.world.guards
         guards.all.append(Guard(None, "relation", Relation(condition, named), where or guards.where()))
 

@@ -114,12 +114,12 @@ class TracedFloat(torch.SymFloat):
         """What `known` gives of this number and others, of which the program depends on no more than that. `form`:
         the same as text, with {} for each number."""
         operands = (self, *map(_number, others))
-        formula = _formula(form, tuple(map(_safely, operands)))
-        if formula is None:
+        parts = list(map(_in_guards, operands))
+        if None in parts:
             return known(*[float(operand) for operand in operands])
         result = known(*map(_hint, operands))
         assert self.trace.assume is not None
-        self.trace.assume(f"{formula} == {result!r}", self.trace.where)
+        self.trace.assume(f"{form.format(*parts)} == {result!r}", self.trace.where)
         return result
 
     def derive(self, form: str, known: Callable[..., Any], *others: Any) -> Any:
@@ -232,13 +232,13 @@ def _tensor(operand: Any) -> Any:
     return operand.tensor if isinstance(operand, TracedFloat) else operand
 
 
-def _safely(operand: Any) -> Any:
-    """A number whose formula may be written into a guard: there nothing may raise, as roots and logarithms do."""
-    if isinstance(operand, TracedFloat) and operand.formula is not None and _MAY_RAISE.search(operand.formula):
-        derive = operand.trace.shapes.derive
-        number = None if derive is None else derive(operand.formula, operand.hint)
-        return operand if number is None else number
-    return operand
+def _in_guards(operand: Any) -> str | None:
+    """A number as it may stand in a guard, where nothing may raise, as roots and logarithms do; None if it cannot."""
+    formula = _formula("{}", (operand,))
+    if formula is not None and isinstance(operand, TracedFloat) and _MAY_RAISE.search(formula):
+        named = operand.trace.shapes.named
+        return (None if named is None else named(formula, operand.hint)) or formula
+    return formula
 
 
 _MAY_RAISE = re.compile(r"\*\*|\bmath\b")

@@ -12,6 +12,7 @@ from torch import nn, optim
 
 import bolide
 from bolide.support.errors import BolideWarning
+from tests.plan_tools import plans
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD": (optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
@@ -271,3 +272,31 @@ def test_after_torch_compile_has_marked_torchs_functions() -> None:
     before = w.detach().clone()
     step()
     torch.testing.assert_close(w.detach(), before - 0.1 * w.grad.sign(), rtol=1e-4, atol=1e-4)
+
+
+def test_counts_that_only_conditions_speak_of_are_no_inputs() -> None:
+    """Adam divides by a function of the count of steps. Python's question whether that is 0 is one of the guards, the
+    quotient is computed from the count itself."""
+    networks = network(), network()
+    networks[1].load_state_dict(networks[0].state_dict())
+    optimizers = [optim.AdamW(each.parameters(), foreach=True) for each in networks]
+    for each in networks:
+        for number, parameter in enumerate(each.parameters()):
+            parameter.grad = torch.full_like(parameter, number + 1.0)
+    steps: list[Any] = [optimizer.step for optimizer in optimizers]
+    steps[0]()
+    steps[1]()
+    compiled: Any = bolide.compile(lambda: steps[0]() and None)
+    with plans() as graphs:
+        for _ in range(4):
+            compiled()
+            steps[1]()
+    torch.testing.assert_close(networks[0].state_dict(), networks[1].state_dict())
+    (graph,), each_has = graphs, ("parameter", "gradient", "mean", "square", "count")
+    assert len(graph.plan.inputs) == len(each_has) * len(list(networks[0].parameters()))
+    (apart,) = [guard for guard in compiled._bolide.entries[0].guards if guard.kind == "not_aliased"]
+    assert len(apart.expected) == len(graph.plan.inputs)
+    for optimizer, step in zip(optimizers, (compiled, steps[1])):
+        optimizer.state[optimizer.param_groups[0]["params"][1]]["step"].fill_(-1)
+        with pytest.raises(ZeroDivisionError):
+            step()
