@@ -97,7 +97,7 @@ def _operands(definition: Definition, shapes: Mapping[str, tuple[Expr, ...]]) ->
 def choose_libraries(program: Program) -> Program:
     """The program with matrix products and convolutions given to the library call that is fastest.
 
-    Products are measured (`support.libraries`). On AMD EPYC (Zen 5), one thread, in float32, MKL reaches 100 GFLOP/s,
+    Products are measured (`tracing.libraries`). On AMD EPYC (Zen 5), one thread, in float32, MKL reaches 100 GFLOP/s,
     oneDNN 220 to 240, for every orientation of the operands; in bfloat16 ATen uses oneDNN by itself. Weight gradient
     of a 3×3 convolution of 512 to 512 channels at 4×4, batch 2: 10.3 ms, as a product 1.0 ms; at batch 8 9.1 and 4.6.
     """
@@ -151,7 +151,7 @@ def _linear(extern: Extern, buffers: Mapping[str, Described], likely: Mapping[st
         if bias.shape not in (b.shape[1:], (a.shape[0], b.shape[1])) or not _row_major(bias, buffers):
             return extern  # oneDNN takes any bias for one without gaps
     extents = [extent.evaluate(likely) for extent in (*a.shape, b.shape[1])]
-    if libraries.fastest(extern.dtypes[0], *extents) != "onednn":
+    if libraries.fastest(extern.dtypes[0], *extents, by_columns=_is_by_columns(a, buffers)) != "onednn":
         return extern
     weight = _transposed(b, buffers)
     if not _has_no_gaps(weight):  # oneDNN then falls back to a loop that is a thousand times slower
@@ -170,6 +170,11 @@ def _transposed(view: View, buffers: Mapping[str, Described]) -> View:
     layout = layout or Layout.row_major(shape)
     axes = tuple([f"{view.buffer}_t{i}" for i in range(len(shape))])
     return View(view.buffer, shape[::-1], layout.stride[::-1], layout.offset, axes[::-1], axis_vars(zip(axes, shape)))
+
+
+def _is_by_columns(view: View, buffers: Mapping[str, Described]) -> bool:
+    """Whether a matrix is stored by columns and not by rows."""
+    return _row_major(_transposed(view, buffers), buffers) and not _row_major(view, buffers)
 
 
 def _row_major(view: View, buffers: Mapping[str, Described]) -> bool:

@@ -78,3 +78,39 @@ def test_convolution_backward_is_split(
     )
     calls = [str(step.operator) for step in graph.plan.steps if hasattr(step, "operator")]
     assert "aten.im2col.default" in calls and not [call for call in calls if call.startswith("bolide")], calls
+
+
+def test_operands_stored_by_columns_and_numbers_of_threads_are_measured_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not libraries.takes(torch.float32):
+        pytest.skip("torch without oneDNN")
+    asked: list[libraries.Class] = []
+
+    def times_of(product: libraries.Class) -> dict[str, float]:
+        asked.append(product)
+        return {"aten": 2.0 if not product.by_columns and product.threads == 1 else 1.0, "onednn": 1.5}
+
+    def products(a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a @ b, grad.t() @ a
+
+    given = torch.randn(256, 64), torch.randn(64, 128), torch.randn(256, 128)
+    monkeypatch.setattr(libraries, "times_of", times_of)
+    before = torch.get_num_threads()
+    calls = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            graph = check(products, *given, rtol=1e-4, atol=1e-4)
+            calls.append([str(step.operator) for step in graph.plan.steps if hasattr(step, "operator")])
+    finally:
+        torch.set_num_threads(before)
+    assert calls == [["mkldnn._linear_pointwise.default", "aten.mm.default"], ["aten.mm.default"] * 2]
+    assert {(product.by_columns, product.threads) for product in asked} == {
+        (b, n) for b in (False, True) for n in (1, 2)
+    }
+
+
+def test_what_is_measured_is_positive() -> None:
+    for by_columns in (False, True):
+        product = libraries.Class(torch.float32, 16, 256, 256, by_columns, torch.get_num_threads())
+        times = libraries._measure(product)
+        assert set(times) == {"aten", "onednn", "packed"} and min(times.values()) > 0, times

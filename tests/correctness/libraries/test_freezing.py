@@ -55,7 +55,7 @@ class Net(nn.Module):
 def everything_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small sizes are tested: they take the way of large ones."""
     monkeypatch.setattr(freezing, "FEWEST_PRODUCTS", 1)
-    monkeypatch.setattr(libraries, "fastest", lambda *_, packed=False: "packed" if packed else "aten")
+    monkeypatch.setattr(libraries, "fastest", lambda *_, packed=False, by_columns=False: "packed" if packed else "aten")
     monkeypatch.setattr(bolide.dynamo.config, "suppress_errors", False)
     with torch.no_grad():
         yield
