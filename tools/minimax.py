@@ -47,6 +47,33 @@ def fit(target: Function, weight: Function, low: float, high: float, degree: int
     return fixed, float(np.abs(weights * (powers @ np.array(fixed) - values)).max())
 
 
+def fit_quotient(
+    target: Function, weight: Function, low: float, high: float, over: int, under: int, rounds: int = 80
+) -> tuple[list[float], list[float], float]:
+    """Float32 coefficients of polynomials of degrees `over` and `under`, the second one 1 at 0, whose quotient is near
+    `target`, and the largest weighted error: least squares of target · under - over, weighted with the last quotient's
+    denominator and by Lawson's rule."""
+    nodes = 0.5 * (low + high) + 0.5 * (high - low) * np.cos(np.pi * (np.arange(600) + 0.5) / 600)
+    values = np.array([float(target(mpmath.mpf(x))) for x in nodes])
+    weights = np.array([float(weight(mpmath.mpf(x))) for x in nodes])
+    upper, lower = nodes[:, None] ** np.arange(over + 1), nodes[:, None] ** np.arange(1, under + 1)
+    terms = np.hstack([upper, -values[:, None] * lower])
+    size = np.abs(terms).max(0)
+    emphasis, denominator = np.full(len(nodes), 1.0 / len(nodes)), np.ones(len(nodes))
+    best, best_error = np.zeros(terms.shape[1]), np.inf
+    for _ in range(rounds):
+        scale = np.sqrt(emphasis) * weights / np.abs(denominator)
+        solution = np.linalg.lstsq(terms / size * scale[:, None], values * scale, rcond=None)[0] / size
+        denominator = 1 + lower @ solution[over + 1 :]
+        error = np.abs(weights * (upper @ solution[: over + 1] / denominator - values))
+        if error.max() < best_error:
+            best, best_error = solution, float(error.max())
+        emphasis = emphasis * (error + 1e-300)
+        emphasis /= emphasis.sum()
+    rounded = [float(np.float32(value)) for value in best]
+    return rounded[: over + 1], [1.0, *rounded[over + 1 :]], best_error
+
+
 def main() -> None:
     ln2 = float(mpmath.log(2))
     one = mpmath.mpf(1)
@@ -92,6 +119,13 @@ def main() -> None:
         for value in coefficients:
             print(f"    {value!r},")
         print(")")
+    # erf(x) = x P(x^2) / Q(x^2) for |x| < 3.92
+    ratio = (
+        lambda s: mpmath.erf(mpmath.sqrt(s)) / mpmath.sqrt(s),
+        lambda s: mpmath.sqrt(s) / mpmath.erf(mpmath.sqrt(s)),
+    )
+    over, below, error = fit_quotient(*ratio, 1e-9, 3.92**2, 4, 6)
+    print(f"# largest relative error 2^{float(mpmath.log(error * one, 2)):.1f}\nERF_OVER = {over}\nERF_UNDER = {below}")
 
 
 if __name__ == "__main__":

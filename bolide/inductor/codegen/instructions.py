@@ -247,6 +247,10 @@ def _function(op: str, dtype: torch.dtype, *args: Value) -> Value:
     return 1.0 / (call_math("exp", (-args[0],)) + 1.0) if op == "sigmoid" else call_math(op, args)
 
 
+def _erf_plus_1(dtype: torch.dtype, x: Value) -> Value:
+    return math32.erf_plus_1(x) if dtype == torch.float32 else call_math("erf", (x,)) + 1.0
+
+
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +265,7 @@ def _rounding(name: str) -> Callable[..., Value]:
 #: What writes an operation: a function of the operands' dtype and the operands.
 INSTRUCTIONS: dict[str, Callable[..., Value]] = {
     **{op: partial(_function, op) for op in (*math32.INLINE, *MATH_CALLS)},
+    "erf_plus_1": _erf_plus_1,
     "where": lambda dtype, condition, yes, no: condition.b.select(condition, yes, no),
     "neg": lambda dtype, x: -x,
     "abs": _abs,

@@ -44,6 +44,16 @@ ERF_LARGE = (
     4.5613294787472114e-05,
     -4.941268343827687e-06,
 )
+ERF_OVER = (1.1283791065216064, 0.18971458077430725, 0.05149790644645691, 0.00358091713860631, 0.00023037244682200253)
+ERF_UNDER = (
+    1.0,
+    0.5014625787734985,
+    0.11279778927564621,
+    0.014426200650632381,
+    0.0010537538910284638,
+    2.3158974727266468e-05,
+    -1.1220909357234632e-07,
+)
 TANH_SMALL = (
     -0.3333331346511841,
     0.13332436978816986,
@@ -232,6 +242,17 @@ def erf(x: Value) -> Value:
     size = b.select(b.compare("fcmp ogt", size, 4.0), 4.0, size)
     large = 1.0 - _exp_scaled(*_reduce_exp(size * horner(size, ERF_LARGE)))
     return b.select(is_large, b.intrinsic("copysign", large, x), small)
+
+
+def erf_plus_1(x: Value) -> Value:
+    """1 + erf(x), which is twice the normal distribution at x √2: within 2^-21 of it (not relative), exactly 0 and 2
+    far out. x P(x^2) / Q(x^2), a third of the work of `erf`."""
+    b = x.b
+    x = _clamp(x, -3.92, 3.92)
+    square = x * x
+    total = x * horner(square, ERF_OVER) / horner(square, ERF_UNDER) + 1.0
+    total = b.select(b.compare("fcmp olt", total, 0.0), 0.0, total)
+    return b.select(b.compare("fcmp ogt", total, 2.0), 2.0, total)
 
 
 def _half_exp(size: Value) -> Value:

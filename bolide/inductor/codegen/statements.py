@@ -28,6 +28,8 @@ BLOCK, LEVELS = 32, 3
 #: Bodies that cost more than this are written once, with a mask in every iteration, not twice (whole vectors, then the
 # rest).
 TWICE = 30
+#: Loops whose iterations all in all cost at most this are written out.
+WRITTEN_OUT = 16
 
 Body = Callable[[], None]
 
@@ -386,8 +388,15 @@ class _RegionWriter:
         self._repeat(loop, start, stop, step, block)
 
     def _repeat(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
-        """The plain loop: phis for the position and for the accumulators that are updated in it."""
+        """The plain loop: phis for the position and for the accumulators that are updated in it. Few cheap iterations
+        are written out."""
         b, r = self.b, self.r
+        if _is_short(loop, start, stop, step):
+            assert start.number is not None and stop.number is not None
+            for place in range(start.number, stop.number, step):
+                self._at(loop, b.const(place, "i64"), body)
+            r.forget(changed_by(loop.body))
+            return
         before, label, done = b.block, b.new_label("loop"), b.new_label("done")
         b.jump(label)
         b.label(label)
@@ -411,6 +420,13 @@ class _RegionWriter:
         if outer is not None:
             r.env[axis], r.depth[axis] = outer
         r.forget(changed_by(loop.body))
+
+
+def _is_short(loop: Loop, start: Value, stop: Value, step: int) -> bool:
+    """Whether so little is done in a loop that counting costs a good part of it."""
+    if start.number is None or stop.number is None or any(isinstance(inner, Loop) for inner in loop.body):
+        return False
+    return -(-(stop.number - start.number) // step) * cost(loop.body) <= WRITTEN_OUT
 
 
 def _at_most(start: Value, stop: Value, count: int) -> bool:

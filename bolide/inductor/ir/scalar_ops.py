@@ -41,6 +41,10 @@ def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return (a.double() * b.double() + c.double()).to(a.dtype)
 
 
+def _erf_plus_1(x: torch.Tensor) -> torch.Tensor:
+    return torch.erf(x) + 1
+
+
 #: Of floating-point numbers, under ATen's names.
 ELEMENTARY_OPS = {
     **_elementary("sqrt", 4, 4),
@@ -63,6 +67,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "philox": ScalarOp(1, result="own", work=40, instructions=80),
     "philox_normal": ScalarOp(1, result="own", work=40, instructions=150),
     **ELEMENTARY_OPS,
+    "erf_plus_1": ScalarOp(1, _erf_plus_1, of_floats=True, work=12, instructions=20),
     "recip": ScalarOp(1, torch.reciprocal, of_floats=True, work=4, instructions=4),
     **_ops("neg abs sign floor ceil round trunc", 1),
     "not": ScalarOp(1, torch.bitwise_not),

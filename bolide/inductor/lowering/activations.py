@@ -33,7 +33,8 @@ def _gelu_tanh(x: Node) -> Node:
 
 
 def _gelu_erf(x: Node) -> Node:
-    return sc.add(sc.unary("erf", sc.mul(x, math.sqrt(0.5))), 1.0)
+    """1 + erf(x / √2): `erf` by itself is exact near 0 as well, which is lost when 1 is added."""
+    return sc.unary("erf_plus_1", sc.mul(x, math.sqrt(0.5)))
 
 
 @formula(aten.gelu.default)

@@ -278,6 +278,23 @@ def test_comparisons_of_places(name: str, scale: int) -> None:
         assert torch.equal(mine, expected), buffer
 
 
+@pytest.mark.parametrize("cols", [5, 32, 50, 64])
+def test_short_loops_are_written_out(cols: int) -> None:
+    """Rows of few vectors are moved without a loop along them, longer ones in one."""
+
+    def kernel(n: int) -> Kernel:
+        r, c = var("r", 9), var("c", n)
+        body = loop("vector", "c", n, store("y", r * n + c, load("x", r * n + c)))
+        params = (param("x", 9 * n), param("y", 9 * n, role="out"))
+        return Kernel("k", params, (loop("parallel", "r", 9, body),))
+
+    x, y = torch.randn(9 * cols), torch.zeros(9 * cols)
+    run(kernel(cols), {"x": x, "y": y})
+    assert torch.equal(x, y)
+    short, long = (compile_kernels([kernel(n)])[0].llvm_ir for n in (cols, 8192))
+    assert short.count("loop") == 0 and long.count("loop") > 0
+
+
 def test_transpose_and_scratch() -> None:
     rows, cols = 30, 45
     r, c = var("r", rows), var("c", cols)
