@@ -12,13 +12,14 @@ import torch.fx as fx
 from bolide.functorch.config import config
 from bolide.functorch.passes.attention import fuse_attention
 from bolide.functorch.passes.channels_last import lay_out_convolutions
+from bolide.functorch.passes.heads import share_heads
 from bolide.functorch.passes.simplify import drop_unread_arguments, merge_equal, remove_dead, remove_noops
 from bolide.support import events
 
 Pass = Callable[[fx.Graph], fx.Graph]
 
 PASSES: tuple[Pass, ...] = (remove_dead, drop_unread_arguments, remove_noops, merge_equal, remove_dead)
-INFERENCE_PASSES: tuple[Pass, ...] = (*PASSES, fuse_attention, lay_out_convolutions)
+INFERENCE_PASSES: tuple[Pass, ...] = (*PASSES, fuse_attention, share_heads, lay_out_convolutions)
 
 
 def run_passes(graph: fx.Graph, name: str, passes: tuple[Pass, ...] = PASSES, *, check: bool = False) -> fx.Graph:

@@ -49,19 +49,20 @@ def fuse_attention(graph: fx.Graph) -> fx.Graph:
     return remove_dead(graph) if changed else graph
 
 
-def _meta(node: fx.Node) -> TensorMeta:
+def meta_of(node: fx.Node) -> TensorMeta:
+    """What is known of the tensor that a node stands for."""
     meta: TensorMeta = node.meta["val"]
     return meta
 
 
 def _matched(softmax: fx.Node) -> _Attention | None:
     scores, dim, half = softmax.args
-    shape = _meta(softmax).shape
+    shape = meta_of(softmax).shape
     static = all(type(size) is int for size in shape)
     if half or not static or len(shape) not in (3, 4) or dim not in (-1, len(shape) - 1):
         return None
     large = min(shape[-2:]) >= LEAST_LENGTH and math.prod(shape) >= LEAST_SCORES
-    if not large or _meta(softmax).dtype is not torch.float32:
+    if not large or meta_of(softmax).dtype is not torch.float32:
         return None
     product = _only_reader(softmax)
     if product is None or product.target is not aten.bmm.default or _source(product.args[0]) is not softmax:
@@ -69,17 +70,17 @@ def _matched(softmax: fx.Node) -> _Attention | None:
     scale, node = 1.0, scores
     mask: fx.Node | None = None
     while isinstance(node, fx.Node) and node.target is not aten.bmm.default:
-        if len(node.users) != 1 or _meta(node).dtype is not torch.float32:
+        if len(node.users) != 1 or meta_of(node).dtype is not torch.float32:
             return None
         first, other = (*node.args, None)[:2]
         if node.target is aten.view.default:
             pass
         elif node.target in (aten.mul.Tensor, aten.div.Tensor) and isinstance(other, (int, float)) and other:
             scale *= 1 / other if node.target is aten.div.Tensor else other
-        elif mask is not None or scale != 1.0 or _meta(node).shape != shape or not isinstance(first, fx.Node):
+        elif mask is not None or scale != 1.0 or meta_of(node).shape != shape or not isinstance(first, fx.Node):
             return None  # a mask that is scaled as well, or a second one
         elif node.target is aten.add.Tensor and not node.kwargs and isinstance(other, fx.Node):
-            first, mask = (first, other) if _meta(first).shape == shape else (other, first)
+            first, mask = (first, other) if meta_of(first).shape == shape else (other, first)
         elif node.target is aten.masked_fill.Scalar and node.args[2] == -math.inf and isinstance(other, fx.Node):
             mask = other
         else:
@@ -90,16 +91,16 @@ def _matched(softmax: fx.Node) -> _Attention | None:
     queries, keys = node.args
     values = product.args[1]
     assert isinstance(queries, fx.Node) and isinstance(keys, fx.Node) and isinstance(values, fx.Node)
-    fits = _meta(values).shape[-1] == _meta(queries).shape[-1] and math.isfinite(scale)
-    fits &= math.prod(shape[:-2]) == _meta(queries).shape[0] and _meta(node).shape[1:] == shape[-2:]
+    fits = meta_of(values).shape[-1] == meta_of(queries).shape[-1] and math.isfinite(scale)
+    fits &= math.prod(shape[:-2]) == meta_of(queries).shape[0] and meta_of(node).shape[1:] == shape[-2:]
     return _Attention(queries, keys, values, scale, mask, shape, product) if fits else None
 
 
 def _is_mask(mask: object, shape: tuple[int, ...]) -> bool:
     """Whether it broadcasts against the scores and is of a type that the kernel can be given."""
-    if not isinstance(mask, fx.Node) or _meta(mask).dtype not in (torch.float32, torch.bool):
+    if not isinstance(mask, fx.Node) or meta_of(mask).dtype not in (torch.float32, torch.bool):
         return False
-    sizes = _meta(mask).shape
+    sizes = meta_of(mask).shape
     return len(sizes) <= len(shape) and all(a in (1, b) for a, b in zip(reversed(sizes), reversed(shape)))
 
 
@@ -124,30 +125,31 @@ def _rewrite(found: _Attention) -> None:
     batch, heads = found.shape[:2] if len(found.shape) == 4 else (found.shape[0], 1)
 
     def by_heads(node: fx.Node) -> fx.Node:
-        return _dense(write, write.viewed(node, [batch, heads, *_meta(node).shape[1:]]))
+        return dense(write, write.viewed(node, [batch, heads, *meta_of(node).shape[1:]]))
 
     operands = [by_heads(found.queries), by_heads(write(aten.transpose.int, found.keys, 1, 2)), by_heads(found.values)]
     mask = None if found.mask is None else _additive(write, found.mask, len(found.shape))
-    output = _flash(write, operands, mask, found.scale)
+    output = flash(write, operands, mask, found.scale)
     if mask is not None:  # of a row without keys softmax makes NaN, the kernel 0
         nothing = write(aten.eq.Scalar, write(aten.amax.default, mask, [-1], True), -math.inf)
         output = write(aten.masked_fill.Scalar, output, nothing, math.nan)
-    result = write.viewed(_dense(write, output), list(_meta(found.product).shape))
+    result = write.viewed(dense(write, output), list(meta_of(found.product).shape))
     found.product.replace_all_uses_with(result)
 
 
 def _additive(write: Writer, mask: fx.Node, dims: int) -> fx.Node:
     """The mask as (batch, heads, queries, keys) of what is added to the scores; it is broadcast where a size is 1."""
-    sizes = list(_meta(mask).shape)
+    sizes = list(meta_of(mask).shape)
     sizes = [1] * (dims - len(sizes)) + sizes
-    mask = write.viewed(_dense(write, mask), sizes if dims == 4 else [sizes[0], 1, *sizes[1:]])
-    if _meta(mask).dtype is not torch.bool:
+    mask = write.viewed(dense(write, mask), sizes if dims == 4 else [sizes[0], 1, *sizes[1:]])
+    if meta_of(mask).dtype is not torch.bool:
         return mask
-    zeros = write(aten.full.default, list(_meta(mask).shape), 0.0)
+    zeros = write(aten.full.default, list(meta_of(mask).shape), 0.0)
     return write(aten.masked_fill.Scalar, zeros, mask, -math.inf)
 
 
-def _flash(write: Writer, operands: list[fx.Node], mask: fx.Node | None, scale: float) -> fx.Node:
+def flash(write: Writer, operands: list[fx.Node], mask: fx.Node | None, scale: float | None) -> fx.Node:
+    """The first result of the fused kernel."""
     options: dict[str, fx.Node | float | None] = {"attn_mask": mask, "scale": scale}
     with write.place.graph.inserting_before(write.place):
         call = write.place.graph.call_function(FLASH, (*operands, 0.0, False), {**options})
@@ -157,7 +159,7 @@ def _flash(write: Writer, operands: list[fx.Node], mask: fx.Node | None, scale: 
     return output
 
 
-def _dense(write: Writer, node: fx.Node) -> fx.Node:
+def dense(write: Writer, node: fx.Node) -> fx.Node:
     """A row-major copy, which the kernel needs; lowering joins it with copies before it."""
     with write.place.graph.inserting_before(write.place):
         options = {"memory_format": torch.contiguous_format}
