@@ -46,11 +46,13 @@ from bolide.inductor.plan import (
 )
 from bolide.inductor.plan.schemas import overload_of, shown_arguments
 from bolide.inductor.runtime import externs
-from bolide.inductor.runtime.results import Proofs, ResultCheck, asked_for, keeps_its_word
+from bolide.inductor.runtime.results import Proofs, ResultCheck, asked_for, keeps_its_word, tied_views
 from bolide.symbolic import Expr
 
 # `torch.empty_strided` without the dispatcher, which has nothing to say here, in two fifths of the time
 _empty_strided_cpu: Callable[..., torch.Tensor] = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
+# a tensor in the memory of another one, of which autograd knows nothing; its offset counts from the other's
+_reinterpret_tensor: Callable[..., torch.Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
 
 Run = Callable[[list[Any]], tuple[Any, ...]]
 """Runs a graph: the list of inputs in, which is emptied, the tuple of results out."""
@@ -70,16 +72,28 @@ class Binding:
     objects: Sequence[object]
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is found out about a plan once. Names that are not the plan's begin with `mark`, which no name of the plan's
+    does: those are the user's. `tied`: see `tied_views`."""
+
+    mark: str
+    tied: frozenset[str]
+
+
+def facts_of(plan: Plan) -> Facts:
+    """The facts of a plan."""
+    return Facts(_mark(plan), tied_views(plan))
+
+
 @dataclass(slots=True)
 class _Driver:
-    """The function being written: lines of its body and the objects it refers to. Names that are not the plan's begin
-    with `mark`, which no name of the plan's does: those are the user's."""
+    """The function being written: lines of its body and the objects it refers to."""
 
     plan: Plan
     binding: Binding
-    mark: str
+    facts: Facts
     names: dict[str, object]
-    filled: set[str]  # tensors in memory that the plan takes, from its start
     words: set[str]  # that have a value so far
     lines: list[str] = field(default_factory=list)
     known: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -87,13 +101,13 @@ class _Driver:
 
     def constant(self, prefix: str, value: object) -> str:
         """The global name of an object."""
-        name = self.known.setdefault((prefix, id(value)), f"{self.mark}{prefix}{len(self.names)}")
+        name = self.known.setdefault((prefix, id(value)), f"{self.facts.mark}{prefix}{len(self.names)}")
         self.names[name] = value
         return name
 
     def own(self, name: str) -> str:
         """The name of a variable of the function's own."""
-        return f"{self.mark}{name}"
+        return f"{self.facts.mark}{name}"
 
 
 def _mark(plan: Plan) -> str:
@@ -109,8 +123,7 @@ def build(plan: Plan, binding: Binding, name: str, clock: list[tuple[str, float]
     """The function that runs `plan`, and its source. `name` is shown in tracebacks.
 
     With `clock`, every launch and call runs by itself and appends (what it is, seconds) to it."""
-    filled = {step.name for step in plan.steps if isinstance(step, Alloc)}
-    driver = _Driver(plan, binding, _mark(plan), dict(binding.constants), filled, set(plan.words()))
+    driver = _Driver(plan, binding, facts_of(plan), dict(binding.constants), set(plan.words()))
     lines, own = driver.lines, driver.own
     if plan.inputs:
         names = [given.name for given in plan.inputs]
@@ -140,12 +153,11 @@ def build(plan: Plan, binding: Binding, name: str, clock: list[tuple[str, float]
 
 
 def build_step(
-    plan: Plan, binding: Binding, step: Step, tensors: Sequence[str], words: Sequence[str]
+    plan: Plan, binding: Binding, step: Step, tensors: Sequence[str], words: Sequence[str], facts: Facts
 ) -> Callable[..., tuple[Any, ...]]:
     """One step as a function of the tensors that it uses and of the words that are known; it gives the tuple of all
     that the step defines, which is checked every time."""
-    filled = {step.name for step in plan.steps if isinstance(step, Alloc)}
-    driver = _Driver(plan, binding, _mark(plan), dict(binding.constants), filled, set(words))
+    driver = _Driver(plan, binding, facts, dict(binding.constants), set(words))
     driver.lines.append(f"{driver.own('doubt')} = True")
     _step(driver, step)
     driver.lines.append(f"return {_tuple([*defined_names(step), *bound_words(step)])}")
@@ -229,11 +241,11 @@ def _step(driver: _Driver, step: Step) -> None:
     elif isinstance(step, Reuse):
         driver.lines.append(f"{step.name} = {step.base}")
     elif isinstance(step, View):
-        view = driver.constant("view", torch.as_strided)
-        offset = str(step.offset)
-        if step.base not in driver.filled:  # what others have made need not begin where its storage does
-            offset = f"{step.base}.storage_offset() + {offset}"
-        seen = f"{_tuple(step.type.shape)}, {_tuple(step.type.stride)}"
+        seen, offset = f"{_tuple(step.type.shape)}, {_tuple(step.type.stride)}", str(step.offset)
+        if step.name in driver.facts.tied:
+            view, offset = driver.constant("view", torch.as_strided), f"{step.base}.storage_offset() + {offset}"
+        else:
+            view = driver.constant("view", _reinterpret_tensor)
         driver.lines.append(f"{step.name} = {view}({step.base}, {seen}, {offset})")
     elif isinstance(step, Call):
         _call(driver, step)

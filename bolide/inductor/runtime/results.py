@@ -6,13 +6,15 @@ makers, and ours that run graphs of the program's, every time."""
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from bolide.inductor.plan import Foreign, Value
+from bolide.inductor.plan import Alloc, Call, Foreign, Plan, Ref, Reuse, Value, View, defined_names
+from bolide.inductor.plan.schemas import overload_of
 from bolide.support.errors import BolideWarning, Refuted, WrongResult
 from bolide.tracing.graph import lookup
 from bolide.tracing.numbers.sizes import SIZED
@@ -38,6 +40,23 @@ def gives_new_memory(op: torch._ops.OpOverload) -> bool:
         keeps_its_word(op)
         and op is not torch.ops.aten._unsafe_view.default
         and not any(result.alias_info for result in op._schema.returns)
+    )
+
+
+def tied_views(plan: Plan) -> frozenset[str]:
+    """The results that are views in the memory of something else that outlives the call: another result, an input, or
+    what an operator may keep. Autograd must know them as views, so that writes to one are noticed by the other."""
+    returned = [result.name for result in plan.results if isinstance(result, Ref)]
+    bases = {step.name: step.base for step in plan.steps if isinstance(step, View)}
+    own = {
+        name
+        for step in plan.steps
+        if isinstance(step, (Alloc, Reuse)) or (isinstance(step, Call) and gives_new_memory(overload_of(step.operator)))
+        for name in defined_names(step)
+    }
+    times = Counter([bases.get(name, name) for name in dict.fromkeys(returned)])
+    return frozenset(
+        [name for name in returned if name in bases and (bases[name] not in own or times[bases[name]] > 1)]
     )
 
 

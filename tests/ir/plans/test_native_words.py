@@ -82,7 +82,7 @@ def test_results_and_errors_are_eagers(program, dynamic: bool, made: Made) -> No
         torch.testing.assert_close(compiled(mine, i), program(theirs, i))
         torch.testing.assert_close(mine, theirs)
     assert sum(native.runs for native, _ in made) > 0
-    assert all(names <= {"aten.nonzero.default", "Copy"} for _, names in made), made
+    assert not any(names for _, names in made), made
     for bad in ([6, 0], [0, -7]) if program is not told else ([6, 0], [-7, 1]):
         x, i = R(6, 3), torch.tensor(bad)
         mine, theirs = x.clone(), x.clone()

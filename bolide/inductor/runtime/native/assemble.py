@@ -37,7 +37,8 @@ from bolide.inductor.plan.schemas import Kind, overload_of, signature_of
 from bolide.inductor.runtime.native import instructions as ops
 from bolide.inductor.runtime.native import shims
 from bolide.inductor.runtime.native.program import NOTHING, Operand, Program, PythonStep, Writer
-from bolide.symbolic import Expr
+from bolide.symbolic import Expr, as_expr, contiguous_strides
+from bolide.symbolic.sizes import product
 
 InPython = Callable[[Step, Sequence[str], Sequence[str]], Callable[..., object]]
 """Makes a step of a plan a function of Python's, of these tensors and words; it gives a tuple of all results."""
@@ -58,7 +59,7 @@ class _Assembler:
     writer: Writer
     types: Mapping[str, TensorType]
     inputs: Mapping[str, int]  # places of the inputs that are tensors
-    returned: frozenset[str]
+    tied: frozenset[str]
     constants: frozenset[str]
     words: list[str] = field(default_factory=list)  # that are known so far
 
@@ -86,7 +87,10 @@ class _Assembler:
         elif isinstance(step, (Item, Size)):
             self.told(step)
         elif isinstance(step, Copy):
-            self.writer.python(self.otherwise(step))
+            operands = [(ops.HANDLE, self.writer.slots[name]) for name in (step.target, step.source)]
+            otherwise = self.otherwise(step)
+            self.writer.call(shims.COPY, [*operands, NOTHING], otherwise)
+            otherwise.behind = len(self.writer.code)
         else:
             self.free(step)
 
@@ -139,15 +143,22 @@ class _Assembler:
         otherwise.behind = len(writer.code)
 
     def view(self, step: View) -> None:
-        """What is returned is a view also for autograd, which the function in C does not make."""
+        """What is tied to other tensors is a view also for autograd: torch's `reshape` makes it where all are dense."""
         otherwise = self.otherwise(step)
-        if step.name in self.returned:
-            self.writer.python(otherwise)
+        writer, type = self.writer, step.type
+        base, slot, dims = (ops.HANDLE, writer.slots[step.base]), writer.slot(step.name), len(type.shape)
+        tied = step.name in self.tied
+        if tied and not _is_reshaped(self.types[step.base], step):
+            writer.python(otherwise)
             return
-        writer = self.writer
-        sizes, strides = writer.integers(step.type.shape), writer.integers(step.type.stride)
-        head = [(ops.HANDLE, writer.slots[step.base]), (ops.LITERAL, len(step.type.shape)), sizes, strides]
-        writer.call(shims.VIEW, [*head, writer.integer(step.offset), (ops.SLOT, writer.slot(step.name))], otherwise)
+        sizes, strides = writer.integers(type.shape), writer.integers(type.stride)
+        if tied:
+            writer.call(shims.RESHAPE, [base, sizes, (ops.LITERAL, dims), (ops.SLOT, slot)], otherwise)
+            writer.check(slot, shims.dtype_code(type.dtype), sizes, strides, dims, otherwise)
+        else:
+            offset = writer.integer(step.offset)
+            head = [base, (ops.LITERAL, dims), sizes, strides]
+            writer.call(shims.VIEW, [*head, offset, (ops.SLOT, slot)], otherwise)
         otherwise.behind = len(writer.code)
 
     def call(self, step: Call) -> None:
@@ -161,7 +172,7 @@ class _Assembler:
             given = None
         if shim is None or given is None:
             self.writer.python(otherwise)
-        elif op.name() in shims.FILLING:  # type: ignore[no-untyped-call]
+        elif shim is shims.COPY or op.name() in shims.FILLING:  # type: ignore[no-untyped-call]
             (result,) = step.results
             assert isinstance(result, TensorResult)
             self.alloc(result.name, result.type, otherwise)
@@ -174,12 +185,14 @@ class _Assembler:
     def giving(self, step: Call, shim: shims.Shim, given: list[Operand], otherwise: PythonStep) -> None:
         """Calls a function that gives new tensors, and looks at them."""
         writer, checks, unused = self.writer, [], []
+        known = frozenset(self.words)
         for result in step.results:
             if isinstance(result, TensorResult):
                 type = result.type
-                sizes, strides = writer.integers(type.shape), writer.integers(type.stride)
-                dtype = shims.dtype_code(type.dtype)
-                checks.append((writer.slot(result.name), dtype, sizes, strides, len(type.shape), otherwise))
+                if type.words() <= known:
+                    sizes, strides = writer.integers(type.shape), writer.integers(type.stride)
+                    dtype = shims.dtype_code(type.dtype)
+                    checks.append((writer.slot(result.name), dtype, sizes, strides, len(type.shape), otherwise))
                 given.append((ops.SLOT, writer.slot(result.name)))
             else:
                 unused.append(writer.spare_slot())
@@ -192,15 +205,12 @@ class _Assembler:
             writer.free(unused)
 
     def shim_for(self, step: Call) -> shims.Shim | None:
-        """The function in C for a call whose tensors are real numbers on the CPU and whose results are known."""
+        """The function in C for a call whose tensors are real numbers on the CPU."""
         shim = shims.shim_of(overload_of(step.operator))
         results = [result for result in step.results if result is not None]
         if shim is None or not all(isinstance(result, TensorResult) for result in results):
             return None
         types = [result.type for result in results if isinstance(result, TensorResult)]
-        known = frozenset(self.words)
-        if not all(type.words() <= known for type in types):
-            return None
         types += [self.types[name] for name in used_names(step)]
         plain = all(type.device == CPU and not type.dtype.is_complex for type in types)
         return shim if plain else None
@@ -218,6 +228,8 @@ class _Assembler:
 
     def operands(self, op: torch._ops.OpOverload, arguments: Sequence[Value]) -> list[Operand]:
         parameters = signature_of(op).parameters
+        if op is torch.ops.aten.clone.default:  # the memory that it is copied to has its layout
+            return [*self.operand(parameters[0].kind, arguments[0]), NOTHING]
         return [
             operand
             for parameter, value in zip(parameters, arguments, strict=True)
@@ -287,12 +299,14 @@ def assemble(
     plan: Plan,
     kernels: Sequence[int],
     constants: Mapping[str, torch.Tensor],
+    tied: frozenset[str],
     in_python: InPython,
     fallback: Callable[[list[object]], object],
     offset: int,
 ) -> Program:
-    """The program of a plan. `kernels`: the addresses of its kernels; `fallback` runs the plan where an input is no
-    plain tensor or no integer; `offset`: of the handle in a tensor as an object of Python's."""
+    """The program of a plan. `kernels`: the addresses of its kernels; `tied`: its `tied_views`; `fallback` runs the
+    plan where an input is no plain tensor or no integer; `offset`: of the handle in a tensor as an object of
+    Python's."""
     writer = Writer()
     inputs: list[Operand] = []
     places: dict[str, int] = {}
@@ -308,14 +322,20 @@ def assemble(
     borrowed = len(writer.handles)
     calls = [step for step in plan.steps if isinstance(step, Call)]
     needed = [shim for step in calls if (shim := shims.shim_of(overload_of(step.operator))) is not None]
-    shims.thunks.require([shims.EMPTY, shims.VIEW, *needed])
-    returned = frozenset(result.name for result in plan.results if isinstance(result, Ref))
+    shims.thunks.require([*shims.ALWAYS, *needed])
     named = frozenset(constant.name for constant in plan.constants)
-    assembler = _Assembler(plan, kernels, in_python, writer, plan.types(), places, returned, named)
+    assembler = _Assembler(plan, kernels, in_python, writer, plan.types(), places, tied, named)
     assembler.words += sorted(plan.words())
     for step in plan.steps:
         assembler.step(step)
     return writer.finish(fallback, inputs, [_result(writer, value) for value in plan.results], borrowed, offset)
+
+
+def _is_reshaped(base: TensorType, view: View) -> bool:
+    """Whether a view is its base, which is dense, with other sizes, and dense too."""
+    seen = view.type
+    dense = all(type.stride == contiguous_strides(type.shape) for type in (base, seen))
+    return dense and view.offset == Expr.const(0) and as_expr(product(base.shape)) == as_expr(product(seen.shape))
 
 
 def _result(writer: Writer, value: Value) -> Operand:

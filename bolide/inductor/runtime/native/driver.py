@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bolide.inductor.plan import Plan, Step
-from bolide.inductor.runtime.driver import Binding, Run, build_step
+from bolide.inductor.runtime.driver import Binding, Run, build_step, facts_of
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.inductor.runtime.native import instructions, runner, shims
 from bolide.inductor.runtime.native.assemble import assemble
@@ -30,7 +30,7 @@ def _method() -> Method:
 def handle_offset() -> int | None:
     """Where an object of Python's that is a tensor has the address of its TensorImpl, in bytes: that place is the
     ``at::Tensor`` that functions in C take. None where it is not found, or torch has not the functions."""
-    needed = [*(external.symbol for external in runner.EXTERNALS.values()), shims.EMPTY.symbol, shims.VIEW.symbol]
+    needed = [external.symbol for external in runner.EXTERNALS.values()] + [shim.symbol for shim in shims.ALWAYS]
     if not all(symbol_address(symbol) for symbol in needed):
         return None
     offsets: set[int] = set()
@@ -47,11 +47,13 @@ def build(plan: Plan, binding: Binding, kernels: Sequence[CompiledKernel], fallb
     if offset is None:
         return None
 
+    facts = facts_of(plan)
+
     def in_python(step: Step, tensors: Sequence[str], words: Sequence[str]) -> Callable[..., object]:
-        return _Late(functools.partial(build_step, plan, binding, step, tensors, tuple(words)))
+        return _Late(functools.partial(build_step, plan, binding, step, tensors, tuple(words), facts))
 
     addresses = [kernel.address for kernel in kernels]
-    program = assemble(plan, addresses, binding.constants, in_python, fallback, offset)
+    program = assemble(plan, addresses, binding.constants, facts.tied, in_python, fallback, offset)
     return _method().bind(program.address, (program, tuple(kernels)))
 
 

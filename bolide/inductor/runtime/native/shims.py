@@ -22,7 +22,8 @@ from bolide.support.symbols import symbol_address
 GIVING = frozenset((
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-    *("aten::convolution", "aten::convolution_backward", "aten::cat", "aten::sort.stable", "aten::topk"),
+    *("aten::convolution", "aten::convolution_backward", "aten::cat", "aten::topk", "aten::pad", "aten::nonzero"),
+    *("aten::sort", "aten::sort.stable"),
     *("aten::cumsum", "aten::cumprod", "aten::max_pool2d_with_indices", "aten::max_pool2d_with_indices_backward"),
     *("aten::avg_pool2d", "aten::avg_pool2d_backward", "aten::_adaptive_avg_pool2d"),
     *("aten::_adaptive_avg_pool2d_backward", "aten::randint.low"),
@@ -66,6 +67,12 @@ EMPTY = Shim("aoti_torch_empty_strided", ("i64", "ptr", "ptr", "i32", "i32", "i3
 """dims, sizes, strides, dtype, device type, device index, where the handle goes."""
 VIEW = Shim("aoti_torch__reinterpret_tensor", ("ptr", "i64", "ptr", "ptr", "i64", "ptr"))
 """tensor, dims, sizes, strides, elements to add to its offset, where the handle goes."""
+RESHAPE = Shim("aoti_torch_cpu_reshape", ("ptr", "ptr", "i64", "ptr"))
+"""tensor, sizes, dims, where the handle goes: a view, where torch can make one."""
+COPY = Shim("aoti_torch_copy_", ("ptr", "ptr", "i32"))
+"""tensor, what is copied to it, 0."""
+ALWAYS = (EMPTY, VIEW, RESHAPE, COPY)
+"""Those without which there is no native driver."""
 
 
 def parameters_of(kind: str) -> tuple[str, ...]:
@@ -81,6 +88,8 @@ def parameters_of(kind: str) -> tuple[str, ...]:
 def shim_of(operator: torch._ops.OpOverload) -> Shim | None:
     """The function in C for an operator on the CPU; None where there is none."""
     name = operator.name()  # type: ignore[no-untyped-call]
+    if name == "aten::clone":  # to memory of the layout that is expected
+        return COPY
     if name not in GIVING and name not in FILLING:
         return None
     suffix = "_out" if name in FILLING else ""
