@@ -180,6 +180,9 @@ def pools(r: Random) -> Iterator[Sample]:
     x = r(2, 3, 6, 9).contiguous(memory_format=torch.channels_last)
     yield call(aten.max_pool2d_with_indices.default, x, [3, 3], [2, 2], [1, 1])
     yield from pool_gradients(r)
+    for size, scales in (([12, 18], (None, None)), ([24, 18], (4.0, 2.0))):
+        yield call(aten.upsample_bilinear2d.default, r(2, 3, 6, 9), size, False, *scales)
+        yield call(aten.upsample_bilinear2d_backward.default, r(2, 3, *size), size, [2, 3, 6, 9], False, *scales)
 
 
 def pool_gradients(r: Random) -> Iterator[Sample]:

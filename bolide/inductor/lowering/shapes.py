@@ -1,5 +1,5 @@
-"""Ops that put tensors together or into one another: cat, stack, pad, repeat, roll, the scatters of views and the
-backwards of views."""
+"""Ops that put tensors together or into one another: cat, stack, pad, repeat, roll, resizing, the scatters of views and
+the backwards of views."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import torch
 import torch.fx
@@ -16,9 +17,9 @@ from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering, view_axes
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import ONE, ZERO, Coords, TensorValue, replaced
+from bolide.inductor.lowering.values import ONE, ZERO, Coords, TensorValue, replaced, same_layout
 from bolide.inductor.lowering.views import index_place, reshape, start_place
-from bolide.symbolic import Expr, as_expr
+from bolide.symbolic import Expr, as_expr, contiguous_strides
 from bolide.symbolic.expr import Cond
 from bolide.tracing import TensorMeta
 from bolide.tracing.traits import traits_of
@@ -327,6 +328,113 @@ def upsample_nearest_backward(
         return sc.cast(grad.load((*kept[:2], *places)), sc.compute_dtype(dtype))
 
     return ctx.reduce(shape, dtype, tuple(Expr.const(factor) for factor in factors), "sum", body)
+
+
+# ---- bilinear resizing by 2 or 4 ------------------------------------------------------------------------------------
+#
+# Element s·i + p of a resized line lies at i + (p + 1/2) / s - 1/2 of the given one (s: the factor). With a power of
+# two for s this is exact in floating point, as eager computes it: for every i the same two neighbours have the same
+# weights, but at the ends. So lines are computed phase by phase. Other factors are ATen's, and so are planes that are
+# not row-major.
+
+_BILINEAR = (2, 4)
+
+
+def _bilinear_factors(
+    ctx: Lowering, large: Coords, small: Coords, aligned: bool, scales: Sequence[object]
+) -> list[int] | None:
+    """The factors of height and width; None: this is ATen's."""
+    shape, dtype = ctx.out
+    factors = whole_factors(large[2:], small[2:])
+    if aligned or not sc.is_float(dtype) or factors is None or not _usual(scales, factors):
+        return None
+    row_major = same_layout(shape, ctx.sizes(ctx.meta.stride), contiguous_strides(shape))
+    return list(factors) if row_major and all(factor in _BILINEAR for factor in factors) else None
+
+
+@lowering(aten.upsample_bilinear2d.default)
+def upsample_bilinear2d(
+    ctx: Lowering, x: TensorValue, output_size: object, align_corners: bool, *scales: object
+) -> object:
+    shape, dtype = ctx.out
+    factors = _bilinear_factors(ctx, shape, x.shape, align_corners, scales)
+    if factors is None or factors[1] != 2:  # every fourth element of a row is stored as slowly as ATen does it
+        return EXTERN
+    compute = sc.compute_dtype(dtype)
+    high, wide = factors
+
+    def body(coords: Coords) -> Node:
+        *outer, i, row, j, column = coords
+
+        def element(inside: Node, place: Coords) -> Node:
+            return sc.cast(x.load_if(inside, (*outer, *place)), compute)
+
+        def along_row(inside: Node, place: Coords, phase: int) -> Node:
+            return _between(
+                lambda here, k: element(sc.logical_and(inside, here), (*place, k)), j, x.shape[3], wide, phase
+            )
+
+        def sample(down: int, right: int) -> Node:
+            return _between(lambda inside, k: along_row(inside, (k,), right), i, x.shape[2], high, down)
+
+        value = sample(high - 1, wide - 1)
+        for down, right in reversed(list(product(range(high), range(wide)))[:-1]):
+            here = sc.logical_and(within(row, 0, down + 1), within(column, 0, right + 1))
+            value = sc.where(here, sample(down, right), value)
+        return value
+
+    phases = ctx.compute((*shape[:2], x.shape[2], Expr.const(high), x.shape[3], Expr.const(wide)), dtype, body)
+    return reshape(phases, shape)
+
+
+def _between(at: Callable[[Node, Expr], Node], i: Expr, size: Expr, factor: int, phase: int) -> Node:
+    """What lies at phase `phase` of place `i` on a line of `size` values: at(inside, place), 0 where not `inside`. The
+    first value has the second one with the weight 0 for a neighbour, the last one has itself."""
+    weight = ((phase + 0.5) / factor - 0.5) % 1.0
+    leftwards = 2 * phase < factor - 1
+    neighbour = i - 1 if leftwards else i + 1
+    inside, always = within(neighbour, 0, size), sc.const(True, torch.bool)
+    here, there = at(always, i), at(inside, neighbour)
+    if leftwards:
+        between = sc.add(sc.mul(there, 1.0 - weight), sc.mul(here, weight))
+        return sc.where(inside, between, sc.add(here, sc.mul(at(always, Expr.min(size - 1, 1)), 0.0)))
+    return sc.add(sc.mul(here, 1.0 - weight), sc.mul(sc.where(inside, there, here), weight))
+
+
+@lowering(aten.upsample_bilinear2d_backward.default)
+def upsample_bilinear2d_backward(
+    ctx: Lowering, grad: TensorValue, output_size: object, input_size: object, align_corners: bool, *scales: object
+) -> object:
+    shape, dtype = ctx.out
+    factors = _bilinear_factors(ctx, grad.shape, shape, align_corners, scales)
+    if factors is None:
+        return EXTERN
+    high = _gathered(ctx, grad, 2, factors[0], sc.compute_dtype(dtype))
+    return _gathered(ctx, high, 3, factors[1], dtype)
+
+
+def _gathered(ctx: Lowering, grad: TensorValue, dim: int, factor: int, dtype: torch.dtype) -> TensorValue:
+    """The gradient of `_between`: an element gets from the 2 · factor places around it, by their distance; places
+    beyond the first and the last element belong to these alone."""
+    compute, length = sc.compute_dtype(dtype), grad.shape[dim]
+    shape = replaced(grad.shape, dim, length // factor)
+
+    def body(coords: Coords) -> Node:
+        total = sc.const(0.0, compute)
+        i = coords[dim]
+        for step in range(-(factor // 2), factor + factor // 2):
+            place = i * factor + step
+            inside = within(place, 0, length)
+            value = sc.cast(grad.load_if(inside, replaced(coords, dim, place)), compute)
+            weight: Node = sc.const(1.0 - abs((step + 0.5) / factor - 0.5), compute)
+            if 0 <= step < factor // 2:
+                weight = sc.where(holds(i.ge(1)), weight, 1.0)
+            elif factor // 2 <= step < factor:
+                weight = sc.where(holds((i + 1).lt(shape[dim])), weight, 1.0)
+            total = sc.add(total, sc.mul(value, weight))
+        return total
+
+    return ctx.compute(shape, dtype, body)
 
 
 # ---- padding from the tensor itself, pixel shuffling -----------------------------------------------------------------
