@@ -8,7 +8,7 @@ from typing import Any
 
 import bolide
 from bolide.inductor import CompiledGraph
-from bolide.inductor.plan import Call, Foreign, Plan
+from bolide.inductor.plan import Call, Foreign, Plan, all_steps
 from bolide.inductor.plan.codec import CannotLeave, decode, digest, encode
 from bolide.inductor.plan.parse import parse
 from bolide.inductor.plan.verify import verify
@@ -37,7 +37,10 @@ def plans_of(program: Callable[..., Any], *inputs: Any, **options: Any) -> list[
 
 def has_foreign(plan: Plan) -> bool:
     return any(
-        isinstance(argument, Foreign) for step in plan.steps if isinstance(step, Call) for argument in step.arguments
+        isinstance(argument, Foreign)
+        for step in all_steps(plan.steps)
+        if isinstance(step, Call)
+        for argument in step.arguments
     )
 
 

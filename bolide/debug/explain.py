@@ -17,7 +17,7 @@ from bolide.compiling import compile as compile_function
 from bolide.dynamo.state import original_of
 from bolide.inductor import CompiledGraph
 from bolide.inductor.ir.printer import kernel_text
-from bolide.inductor.plan import Call, Launch
+from bolide.inductor.plan import Call, Launch, all_steps
 from bolide.support import events
 from bolide.support.kinds import KINDS
 
@@ -363,8 +363,8 @@ def compiled_info(event: events.Compiled, graph: Any, clocks: dict[str, dict[str
     if not isinstance(artifact, CompiledGraph):
         return CompiledInfo(event.name, event.kind, code, nodes, event.seconds, (), (), (), "", "")
     clock = clocks.get(artifact.name, {})
-    launches = Counter(step.kernel for step in artifact.plan.steps if isinstance(step, Launch))
-    calls = Counter(str(step.operator) for step in artifact.plan.steps if isinstance(step, Call))
+    launches = Counter(step.kernel for step in all_steps(artifact.plan.steps) if isinstance(step, Launch))
+    calls = Counter(str(step.operator) for step in all_steps(artifact.plan.steps) if isinstance(step, Call))
     return CompiledInfo(
         function=event.name,
         kind=event.kind,

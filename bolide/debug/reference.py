@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from bolide.functorch.graphs import constants_of, graph_module, output_node, placeholders
+from bolide.functorch.graphs import constants_of, output_node, placeholders
 from bolide.tracing import TensorMeta
-from bolide.tracing.graph import behind, evaluated
+from bolide.tracing.graph import behind, evaluated, graph_module
 from bolide.tracing.traits import traits_of
 
 ROUNDING = {

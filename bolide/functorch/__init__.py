@@ -3,8 +3,9 @@
 from bolide.functorch.aot import compile_trace
 from bolide.functorch.compilers import interpret, interpret_decomposed
 from bolide.functorch.config import config
-from bolide.functorch.graphs import GraphCompiler, GraphInfo, Runner, graph_module
+from bolide.functorch.graphs import GraphCompiler, GraphInfo, Runner
 from bolide.functorch.passes import run_passes
+from bolide.tracing.graph import graph_module
 
 __all__ = [
     "GraphCompiler",

@@ -18,7 +18,6 @@ from bolide.functorch.graphs import (
     GraphInfo,
     Runner,
     give,
-    graph_module,
     is_size,
     is_tensor,
     placeholders,
@@ -50,6 +49,7 @@ from bolide.support import events
 from bolide.support.errors import BolideError, Unsupported
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta, Trace, TracedTensor
+from bolide.tracing.graph import graph_module
 from bolide.tracing.tensor import leaves_behind, takes_gradient
 
 

@@ -1,6 +1,4 @@
-"""What every part of this package says about FX graphs: the contract with graph compilers, graph modules whose code is
-made only when it is looked at, kinds of nodes.
-"""
+"""What every part of this package says about FX graphs: the contract with graph compilers, kinds of nodes."""
 
 from __future__ import annotations
 
@@ -42,38 +40,6 @@ class GraphInfo:
 
 
 GraphCompiler = Callable[[fx.GraphModule, GraphInfo], Runner]
-
-
-class LazyGraphModule(fx.GraphModule):
-    """A GraphModule whose Python code is generated when it is first called or read: generating it costs more than all
-    passes together, and compilers never need it.
-    """
-
-    _generated: Any = None
-
-    def recompile(self) -> Any:
-        self._generated = None
-
-    def real_recompile(self) -> Any:
-        """What `torch.fx` calls on lazily generated modules before it prints, copies or saves them."""
-        if self._generated is None:
-            self._generated = fx.GraphModule.recompile(self)  # replaces this instance's class's `forward`
-        return self._generated
-
-    @property
-    def code(self) -> str:
-        self.real_recompile()
-        return str(self._code)
-
-    def forward(self, *args: object) -> object:
-        self.real_recompile()
-        return type(self).forward(self, *args)
-
-
-def graph_module(graph: fx.Graph, constants: dict[str, torch.Tensor], name: str) -> fx.GraphModule:
-    """Wraps a graph; `constants` are the real tensors that its ``get_attr`` nodes reach."""
-    used = {node.target: constants[str(node.target)] for node in graph.find_nodes(op="get_attr")}
-    return LazyGraphModule(used, graph, class_name=name)
 
 
 def constants_of(module: fx.GraphModule) -> dict[str, Any]:

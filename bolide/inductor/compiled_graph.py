@@ -109,13 +109,13 @@ def compile_graph(
     seconds: dict[str, float] = {}
     with timed(seconds, "lower"):
         # gradients may be one tensor, as eager's are
-        program = lower(gm, () if info.kind == "backward" else info.visible_outputs)
+        constants: dict[str, torch.Tensor] = {}
+        program = lower(gm, () if info.kind == "backward" else info.visible_outputs, constants)
     names = _argument_names(gm)
     static = [names[position] for position in info.static_inputs]
     scheduled = schedule_program(program, names, static, machine, tune)
     seconds.update(scheduled.seconds)
     plan = scheduled.plan
-    constants = {input_name(node): getattr(gm, str(node.target)) for node in gm.graph.nodes if node.op == "get_attr"}
     _record_layouts(gm, scheduled.strides)
     with timed(seconds, "codegen"):
         told = program.size_vars.keys() - _data(gm)

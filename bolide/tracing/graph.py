@@ -88,6 +88,41 @@ def evaluated(
     return values
 
 
+# ---- modules ---------------------------------------------------------------------------------------------------------
+
+
+class LazyGraphModule(fx.GraphModule):
+    """A GraphModule whose Python code is generated when it is first called or read: generating it costs more than all
+    passes together, and compilers never need it.
+    """
+
+    _generated: Any = None
+
+    def recompile(self) -> Any:
+        self._generated = None
+
+    def real_recompile(self) -> Any:
+        """What `torch.fx` calls on lazily generated modules before it prints, copies or saves them."""
+        if self._generated is None:
+            self._generated = fx.GraphModule.recompile(self)  # replaces this instance's class's `forward`
+        return self._generated
+
+    @property
+    def code(self) -> str:
+        self.real_recompile()
+        return str(self._code)
+
+    def forward(self, *args: object) -> object:
+        self.real_recompile()
+        return type(self).forward(self, *args)
+
+
+def graph_module(graph: fx.Graph, constants: dict[str, torch.Tensor], name: str) -> fx.GraphModule:
+    """Wraps a graph; `constants` are the real tensors that its ``get_attr`` nodes reach."""
+    used = {node.target: constants[str(node.target)] for node in graph.find_nodes(op="get_attr")}
+    return LazyGraphModule(used, graph, class_name=name)
+
+
 # ---- operators of ours -----------------------------------------------------------------------------------------------
 
 _library: Any = torch.library.Library("bolide", "FRAGMENT")  # type: ignore[no-untyped-call]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import bolide
+from bolide.inductor.config import config
 from bolide.support import events
 
 PROGRAMS = 16
@@ -211,10 +212,10 @@ def seeds(count: int) -> Iterator[int]:
     return iter(range(SEED * 1000, SEED * 1000 + count))
 
 
-@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
-def test_random_programs_with_branches(backend: str) -> None:
+@pytest.mark.parametrize(("backend", "native_after"), [("inductor", 0), ("inductor", 2), ("aot_eager", 0)])
+def test_random_programs_with_branches(backend: str, native_after: int) -> None:
     met: list[Any] = []
-    with events.subscribed(met.append):
+    with events.subscribed(met.append), config.patch(native_after=native_after):
         for seed in seeds(PROGRAMS):
             problem = wrong(seed, backend, dynamic=random.Random(seed).choice((None, True)))
             assert problem is None, problem

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from bolide.functorch import interpret
-from bolide.functorch.graphs import GraphInfo, graph_module, placeholders, results
+from bolide.functorch.graphs import GraphInfo, placeholders, results
 from bolide.functorch.joint import finish_inference, finish_joint
 from bolide.functorch.memory import saved_values
 from bolide.functorch.mincut import INFINITE, minimum_cut
@@ -20,6 +20,7 @@ from bolide.functorch.passes import run_passes
 from bolide.functorch.signature import describe
 from bolide.inductor.lowering import LOWERINGS
 from bolide.tracing import Trace
+from bolide.tracing.graph import graph_module
 from bolide.tracing.traits import TRAITS
 from tests.functorch_tools import Compiled
 

@@ -22,7 +22,7 @@ from bolide.dynamo.polyfills import torch_functions
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.called import branches
-from bolide.tracing.called.branches import Part, Places, Repetition, as_function, common_layout
+from bolide.tracing.called.branches import Part, Places, Repetition, common_layout
 from bolide.tracing.graph import enter
 from bolide.tracing.rules.common import is_dense
 
@@ -108,9 +108,9 @@ def _repeated(vm: Machine, carried: Sequence[TracedTensor], parts: Sequence[tupl
     others = {id(operand): operand for part, _ in parts for operand in part.operands if id(operand) not in mine}
     outer = [*carried, *others.values()]
     place = Places(outer, [part for part, _ in parts])
-    runs = [place.picking(as_function(part, results), part) for part, results in parts]
-    metas = tuple([common_layout([result.meta]) for result in parts[1][1]])
-    table = enter(Repetition(runs[0], runs[1], metas))
+    metas = [[common_layout([result.meta]) for result in results] for _, results in parts]
+    goes_on, step = [place.graph_of(part, results, own) for (part, results), own in zip(parts, metas)]
+    table = enter(Repetition((goes_on, step), tuple(metas[1])))
     nodes = [vm.trace.adopt(operand).node for operand in outer]
     sizes = vm.trace.unwrap(place.sizes(vm.trace))
     outputs = vm.trace.call(branches.repeat, nodes[: len(carried)], nodes[len(carried) :], sizes, table)

@@ -170,10 +170,11 @@ class View:
 @dataclass(frozen=True, slots=True)
 class Extern:
     """One ATen call run as it is. `args`/`kwargs` are the FX node's, with `View`s for tensors and Exprs for symbolic
-    integers. `names[i]` is the buffer of result i (None: not a tensor or unused). `shapes`, `dtypes`, `layouts`
-    describe the results as ATen makes them, on `device`. A call without results is there for its effect (an error it
-    may raise) and is never dropped. With `binds` the call gives an integer, the value of the size variable that is its
-    only name."""
+    integers, and the `Program`s of operations that run graphs: on the tensors, then the sizes, that these are given,
+    and on constants of the program around them, by name. `names[i]` is the buffer of result i (None: not a tensor or
+    unused). `shapes`, `dtypes`, `layouts` describe the results as ATen makes them, on `device`. A call without results
+    is there for its effect (an error it may raise) and is never dropped. With `binds` the call gives an integer, the
+    value of the size variable that is its only name."""
 
     names: tuple[str | None, ...]
     op: torch._ops.OpOverload

@@ -4,13 +4,14 @@ memory-hungry, and simple enough to be believed."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from bolide.inductor.ir.definitions import Computed, Element, Extern, Program, Scatter, View
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.ir.scalar_ops import NARROW_FLOATS, SCALAR_OPS, reduced
-from bolide.inductor.ir.walks import map_leaves
+from bolide.inductor.ir.walks import map_leaves, programs_in
 from bolide.symbolic import Expr
 from bolide.tracing import rng
 
@@ -115,9 +116,29 @@ def _scattered(definition: Scatter, buffers: Memory, env: Env) -> torch.Tensor:
     return buffers[definition.base].copy_(result) if definition.name == definition.base else result
 
 
+def _with_programs(args: Sequence[Any], programs: Sequence[Program], buffers: Memory) -> list[Any]:
+    """What an operation that runs programs gives: a branch has a flag, a loop none."""
+    *flag, operands, sizes, _ = args
+
+    def run(program: Program, operands: Sequence[torch.Tensor]) -> list[object]:
+        constants = [buffers[given.name] for given in program.inputs[len(operands) :]]
+        return evaluate(program, [*operands, *constants], dict(zip(program.size_vars, sizes)))
+
+    first, second = programs
+    if flag:
+        return run(first if flag[0] else second, operands)
+    values = [operand.clone() for operand in operands[: len(second.results)]]
+    rest = operands[len(values) :]
+    while all(run(first, [*values, *rest])):
+        values = list(run(second, [*values, *rest]))
+    return values
+
+
 def _call(definition: Extern, buffers: Memory, env: Env) -> None:
     args = [_argument(arg, buffers, env) for arg in definition.args]
-    results = definition.op(*args, **{key: _argument(arg, buffers, env) for key, arg in definition.kwargs.items()})
+    programs = programs_in(args)
+    kwargs = {key: _argument(arg, buffers, env) for key, arg in definition.kwargs.items()}
+    results = _with_programs(args, programs, buffers) if programs else definition.op(*args, **kwargs)
     if not isinstance(results, (tuple, list)):
         results = (results,)
     for name, result, layout in zip(definition.names, results, definition.layouts):

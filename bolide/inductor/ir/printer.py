@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -185,6 +186,8 @@ def _argument(arg: object) -> str:
         if arg.stride is None:
             return arg.buffer
         return f"{arg.buffer}.view(({_list(arg.shape)}), ({_list(arg.stride)}), {arg.offset})"
+    if isinstance(arg, Program):
+        return "{\n" + textwrap.indent(program_text(arg), "  ") + "\n}"
     if isinstance(arg, (list, tuple)):
         return f"[{', '.join(map(_argument, arg))}]"
     return repr(arg)

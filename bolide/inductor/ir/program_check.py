@@ -9,7 +9,7 @@ import torch
 from bolide.inductor.ir.definitions import Computed, Definition, Described, Extern, Program, Scatter, View, described
 from bolide.inductor.ir.printer import definition_text
 from bolide.inductor.ir.scalar_ops import fault_of
-from bolide.inductor.ir.walks import nodes_below, roots_of, viewed, views_in
+from bolide.inductor.ir.walks import nodes_below, programs_in, roots_of, viewed, views_in
 from bolide.symbolic import Expr
 
 
@@ -62,6 +62,10 @@ def _check(definition: Definition, known: dict[str, Described], axes: set[str]) 
     elif isinstance(definition, Extern):
         for view in views_in((definition.args, definition.kwargs)):
             _check_view(view, known)
+        for program in programs_in(definition.args):
+            check_program(program)
+            constants = [given for given in program.inputs if given.name in known]
+            _require(all(known[given.name][0] is given.dtype for given in constants), "a constant is another one")
     else:
         _check_view(definition.source, known)
         _require(definition.target in known, f"{definition.target} is not defined")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from bolide.inductor.ir.definitions import Definition, Extern, Scatter, View, WriteBack
+from bolide.inductor.ir.definitions import Definition, Extern, Program, Scatter, View, WriteBack
 from bolide.inductor.ir.loops import Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.scalar_ops import DRAWS
 from bolide.support.caches import on_reset
@@ -170,6 +170,13 @@ def views_in(value: object) -> list[View]:
     views: list[View] = []
     map_leaves(value, View, views.append)
     return views
+
+
+def programs_in(value: object) -> list[Program]:
+    """The Programs anywhere in a value."""
+    programs: list[Program] = []
+    map_leaves(value, Program, programs.append)
+    return programs
 
 
 def viewed(value: object) -> set[str]:

@@ -44,7 +44,8 @@ from bolide.inductor.lowering.values import (
 )
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta
-from bolide.tracing.graph import mapped
+from bolide.tracing.called.branches import branch, placeholders, repeat
+from bolide.tracing.graph import lookup, mapped
 from bolide.tracing.numbers.data import binds
 from bolide.tracing.traits import traits_of
 
@@ -68,9 +69,11 @@ _BY_INDEX = {
 
 
 class Lowering:
-    """One graph being lowered. Lowering functions get it as `ctx`; `node` is the FX node they lower."""
+    """One graph being lowered. Lowering functions get it as `ctx`; `node` is the FX node they lower; `constants` are
+    those of this graph and of the ones around it, by the names of their buffers."""
 
-    def __init__(self) -> None:
+    def __init__(self, constants: dict[str, torch.Tensor]) -> None:
+        self.constants = constants
         self.inputs: list[Input] = []
         self.definitions: list[Definition] = []
         self.values: dict[torch.fx.Node, Any] = {}
@@ -359,10 +362,19 @@ class Lowering:
         assert isinstance(node.target, torch._ops.OpOverload)
         any_layout = bool(traits_of(node.target).product)  # the result's does not depend on theirs
         args, kwargs = _given((node.args, node.kwargs), lambda source: self._argument(source, any_layout))
-        meta = node.meta["val"]
-        if wanted is not None:
-            args = (*args[:-1], list(wanted))
-            meta = tuple([item if asked else None for item, asked in zip(meta, wanted)])
+        if wanted is None:
+            return self.call(args, kwargs)
+        meta = tuple([item if asked else None for item, asked in zip(node.meta["val"], wanted)])
+        return self.call((*args[:-1], list(wanted)), kwargs, meta)
+
+    def call(
+        self, args: tuple[object, ...], kwargs: dict[str, object], wanted: Sequence[object] | None = None
+    ) -> object:
+        """A call of the node's operation with these arguments; its value. `wanted`: the node's metas, None for results
+        that are not asked for."""
+        node = self.node
+        assert isinstance(node.target, torch._ops.OpOverload)
+        meta = node.meta["val"] if wanted is None else wanted
         several = type(meta) in (tuple, list)  # a TensorMeta is a tuple as well
         metas = [item if _is_tensor(item) else None for item in (meta if several else () if meta is None else (meta,))]
         names = tuple(None if item is None else self.name() for item in metas)
@@ -379,6 +391,14 @@ class Lowering:
             for name, dtype, shape, layout in zip(names, dtypes, shapes, layouts)
         )
         return results if several else results[0] if results else None
+
+    def take_constants(self, programs: Sequence[Program]) -> None:
+        """The constants of programs inside this one are its own, too."""
+        known = {source.name for source in self.inputs}
+        for source in [source for program in programs for source in program.inputs]:
+            if source.name in self.constants and source.name not in known:
+                known.add(source.name)
+                self.inputs.append(source)
 
 
 @lru_cache(maxsize=4096)
@@ -450,10 +470,10 @@ def input_name(node: torch.fx.Node) -> str:
     return f"given_{node.name}" if _OURS.fullmatch(node.name) else node.name
 
 
-def _input(ctx: Lowering, node: torch.fx.Node, meta: TensorMeta | torch.Tensor) -> TensorValue:
+def _input(ctx: Lowering, name: str, meta: TensorMeta | torch.Tensor) -> TensorValue:
     stride = meta.stride() if isinstance(meta, torch.Tensor) else meta.stride
     layout = Layout(ctx.sizes(stride), ZERO)
-    source = Input(input_name(node), meta.dtype, ctx.shape_of(meta), layout, _device_of(meta))
+    source = Input(name, meta.dtype, ctx.shape_of(meta), layout, _device_of(meta))
     ctx.inputs.append(source)
     return ctx.known(source.name, source.dtype, source.shape, source.layout, source.device)
 
@@ -462,6 +482,8 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> object:
     target, meta = node.target, node.meta["val"]
     if target is operator.getitem:
         return ctx.values[node.args[0]][node.args[1]]  # type: ignore[index]
+    if target in (branch, repeat):
+        return _of_programs(ctx, *_given(node.args, ctx.values.__getitem__))
     if binds(node):
         return ctx.bind(as_expr(meta))
     if isinstance(meta, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -479,15 +501,42 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> object:
     return ctx.extern()
 
 
-def lower(gm: torch.fx.GraphModule, fresh: Collection[int] = ()) -> Program:
+def _of_programs(
+    ctx: Lowering,
+    first: TensorValue | list[TensorValue],
+    operands: list[TensorValue],
+    sizes: list[object],
+    table: int,
+) -> object:
+    """A branch, whose `first` argument chooses, or a loop, which carries that along, with a program for each graph."""
+    flag: tuple[View, ...] = ()
+    if isinstance(first, list):
+        operands = [*first, *operands]
+    elif first.dtype in sc.SUPPORTED_DTYPES:
+        is_flag = first.dtype is torch.bool
+        flag = (ctx.as_view(first if is_flag else ctx.compute(first.shape, torch.bool, first.load)),)
+    else:
+        return ctx.extern()
+    graphs = lookup(table).graphs
+    slots = [slot.meta["val"] for slot in placeholders(graphs[0])]
+    given = [ctx.as_view(value, ctx.sizes(slot.stride)) for value, slot in zip(operands, slots)]
+    programs = [lower(graph, range(len(graph.graph.output_node().args[0])), ctx.constants) for graph in graphs]
+    ctx.take_constants(programs)
+    return ctx.call((*flag, given, [as_expr(size) for size in sizes], programs), {})
+
+
+def lower(
+    gm: torch.fx.GraphModule, fresh: Collection[int] = (), constants: dict[str, torch.Tensor] | None = None
+) -> Program:
     """The definitions of a functional ATen graph. Every result gets exactly the strides of its ``meta["val"]``: a
     caller sees them, or another graph was traced with them.
 
     Args:
         gm: as the contract of a graph in docs/inductor.md says; every node has ``meta["val"]``.
         fresh: the places of results that must be memory of their own, whatever operation made them.
+        constants: those of the graphs around this one, by the names of their buffers; its own are added.
     """
-    ctx = Lowering()
+    ctx = Lowering({} if constants is None else constants)
     ctx.updates = {node for write in gm.graph.nodes if write.target is COPY_ for node in updates_of(write)}
     size_vars: dict[str, int] = {}
     results: list[Any] = []
@@ -497,12 +546,14 @@ def lower(gm: torch.fx.GraphModule, fresh: Collection[int] = ()) -> Program:
         if node.op == "placeholder":
             meta = node.meta["val"]
             if _is_tensor(meta):
-                ctx.values[node] = _input(ctx, node, meta)
+                ctx.values[node] = _input(ctx, input_name(node), meta)
             else:
                 ctx.values[node] = size = as_expr(meta) if isinstance(meta, torch.SymInt) else meta
                 size_vars[str(size)] = meta.node.hint if isinstance(meta, torch.SymInt) else meta
         elif node.op == "get_attr":
-            ctx.values[node] = _input(ctx, node, node.meta.get("val") or getattr(gm, str(node.target)))
+            name, constant = f"c{len(ctx.constants)}_{node.name}", getattr(gm, str(node.target))
+            ctx.constants[name] = constant
+            ctx.values[node] = _input(ctx, name, node.meta.get("val") or constant)
         elif node.op == "output":
             taken = {source.name for source in ctx.inputs}
             results = [_result(ctx, arg, taken if at in fresh else None) for at, arg in enumerate(node.args[0])]

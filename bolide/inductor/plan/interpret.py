@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -13,6 +14,8 @@ from bolide.inductor.plan.schemas import overload_of, signature_of
 from bolide.inductor.plan.steps import (
     ERRORS,
     Alloc,
+    Block,
+    Branch,
     Call,
     Check,
     Copy,
@@ -21,6 +24,7 @@ from bolide.inductor.plan.steps import (
     Item,
     Launch,
     Ref,
+    Repeat,
     Require,
     Result,
     Reuse,
@@ -31,6 +35,7 @@ from bolide.inductor.plan.steps import (
     Value,
     View,
     Word,
+    types_of,
 )
 from bolide.inductor.plan.verify import span_of
 from bolide.symbolic import Cond, Expr
@@ -46,22 +51,51 @@ def interpret(
     objects: Sequence[object] = (),
 ) -> tuple[object, ...]:
     """The results of a plan on `inputs`; `constants` and `objects` are what stands beside it."""
-    tensors: Tensors = dict(constants or {})
+    return _run(_Loaded(plan, constants or {}, objects), plan.block, inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A plan with what stands beside it."""
+
+    plan: Plan
+    constants: Mapping[str, torch.Tensor]
+    objects: Sequence[object]
+
+
+def _run(loaded: _Loaded, block: Block, inputs: Sequence[object]) -> tuple[object, ...]:
+    tensors: Tensors = dict(loaded.constants)
     words: Words = {}
-    for given, value in zip(plan.inputs, inputs, strict=True):
+    for given, value in zip(block.inputs, inputs, strict=True):
         if isinstance(given, TensorInput):
             assert isinstance(value, torch.Tensor)
             tensors[given.name] = value
         else:
             assert isinstance(value, int)
             words[given.name] = value
-    types = plan.types()
-    for step in plan.steps:
+    types = types_of((*block.inputs, *loaded.plan.constants), block.steps)
+    for step in block.steps:
         if isinstance(step, Launch):
-            _launch(plan.kernels[step.kernel], step, types, tensors, words)
+            _launch(loaded.plan.kernels[step.kernel], step, types, tensors, words)
+        elif isinstance(step, (Branch, Repeat)):
+            values = _blocks(loaded, step, tensors, words)
+            tensors.update(zip([result.name for result in step.results], values, strict=True))
         else:
-            _step(step, tensors, words, objects)
-    return tuple([_value(result, tensors, words, objects) for result in plan.results])
+            _step(step, tensors, words, loaded.objects)
+    return tuple([_value(result, tensors, words, loaded.objects) for result in block.results])
+
+
+def _blocks(loaded: _Loaded, step: Branch | Repeat, tensors: Tensors, words: Words) -> Sequence[torch.Tensor]:
+    """What a step with blocks gives."""
+    given = [_value(argument, tensors, words, ()) for argument in step.arguments]
+    values: Sequence[object]
+    if isinstance(step, Branch):
+        values = _run(loaded, step.then if tensors[step.flag] else step.otherwise, given)
+    else:
+        values = [tensors[name] for name in step.carried]
+        while all(_run(loaded, step.condition, [*values, *given])):
+            values = _run(loaded, step.body, [*values, *given])
+    return values  # type: ignore[return-value]
 
 
 def _sizes(exprs: Sequence[Expr], words: Words) -> list[int]:

@@ -6,6 +6,7 @@ import ast
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -15,6 +16,8 @@ from bolide.inductor.plan.plan import Plan
 from bolide.inductor.plan.schemas import BadArgument, arguments_of, overload_of, refuse
 from bolide.inductor.plan.steps import (
     Alloc,
+    Block,
+    Branch,
     Call,
     Check,
     Copy,
@@ -25,6 +28,7 @@ from bolide.inductor.plan.steps import (
     Launch,
     Operator,
     Ref,
+    Repeat,
     Require,
     Result,
     Reuse,
@@ -55,37 +59,54 @@ def parse(text: str, kernels: Sequence[Kernel]) -> Plan:
     """The plan whose `text()` this is. `kernels`: those that it launches, which the text only names.
 
     Raises BadText, with the line at fault."""
-    lines = text.splitlines()
-    reader = _Reader({kernel.name: place for place, kernel in enumerate(kernels)})
-    inputs: tuple[Input, ...] = ()
-    constants: list[TensorInput] = []
-    steps: list[Step] = []
-    results: tuple[Value, ...] | None = None
-    for number, line in enumerate(lines):
-        try:
-            if number == 0:
-                inputs = reader.given(_matched(r"plan\((.*)\)", line)[1])
-            elif line.startswith("  constant "):
-                constants += [
-                    given for given in reader.given(line[len("  constant ") :]) if isinstance(given, TensorInput)
-                ]
-            elif line.startswith("  return"):
-                results = reader.values(line[len("  return") :])
-            else:
-                steps.append(reader.step(line.strip()))
-        except (BadText, BadArgument, LookupError, SyntaxError, AttributeError, ValueError) as fault:
-            raise BadText(f"line {number + 1}: {line}\n{fault}") from None
-    if results is None:
-        raise BadText("a plan ends with what it returns")
-    return Plan(inputs, tuple(constants), tuple(kernels), tuple(steps), results)
+    lines = _Lines(text.splitlines())
+    reader = _Reader(lines, {kernel.name: place for place, kernel in enumerate(kernels)})
+    try:
+        block = reader.block("plan")
+        if lines.read < len(lines.all):
+            lines.next()
+            raise BadText("this stands behind the end of the plan")
+    except (BadText, BadArgument, LookupError, SyntaxError, AttributeError, ValueError) as fault:
+        raise BadText(f"line {lines.read}: {lines.all[lines.read - 1] if lines.read else ''}\n{fault}") from None
+    return Plan(block.inputs, tuple(reader.constants), tuple(kernels), block.steps, block.results)
+
+
+@dataclass(slots=True)
+class _Lines:
+    """The lines of a text, and how many of them are read."""
+
+    all: list[str]
+    read: int = 0
+
+    def next(self) -> str:
+        """The next line, without the space around it."""
+        if self.read == len(self.all):
+            raise BadText("a plan, and a block of one, ends with what it returns")
+        self.read += 1
+        return self.all[self.read - 1].strip()
 
 
 class _Reader:
-    """Reads lines in order; `words` are the integers among the names so far."""
+    """Reads the lines of a block; `words` are the integers among its names so far."""
 
-    def __init__(self, kernels: Mapping[str, int]) -> None:
-        self.kernels = kernels
+    def __init__(self, lines: _Lines, kernels: Mapping[str, int]) -> None:
+        self.lines, self.kernels = lines, kernels
         self.words: set[str] = set()
+        self.constants: list[TensorInput] = []
+
+    def block(self, head: str) -> Block:
+        """The block that begins with the next line, up to what it returns."""
+        inputs = self.given(_matched(rf"{head}\((.*)\)", self.lines.next())[1])
+        steps: list[Step] = []
+        while True:
+            line = self.lines.next()
+            word, _, rest = line.partition(" ")
+            if word == "return":
+                return Block(inputs, tuple(steps), self.values(rest))
+            if word == "constant":
+                self.constants += [given for given in self.given(rest) if isinstance(given, TensorInput)]
+            else:
+                steps.append(self.step(line))
 
     def given(self, text: str) -> tuple[Input, ...]:
         """Inputs or constants."""
@@ -158,7 +179,19 @@ class _Reader:
         match = re.fullmatch(rf"({_NAME}): (.*) = view ({_NAME}) from (.*)", line)
         if match is not None:
             return View(match[1], match[3], self.type(match[2]), _expr(_tree(match[4])))
-        return self.call(line)
+        match = re.fullmatch(rf"(?:(.*) = )?(branch|repeat) ({_NAME}(?:, {_NAME})*)\((.*)\)", line)
+        return self.call(line) if match is None else self.blocks(*match.groups())
+
+    def blocks(self, results: str | None, kind: str, first: str, arguments: str) -> Branch | Repeat:
+        """A step whose blocks are the next lines."""
+        given = [value for value in self.values(arguments) if isinstance(value, (Ref, Expr))]
+        made = [self.result(part) for part in _parts(results or "")]
+        tensors = tuple([result for result in made if isinstance(result, TensorResult)])
+        heads = ("then", "else") if kind == "branch" else ("while", "do")
+        one, other = [_Reader(self.lines, self.kernels).block(head) for head in heads]
+        if kind == "branch":
+            return Branch(first, tuple(given), one, other, tensors)
+        return Repeat(tuple(first.split(", ")), tuple(given), one, other, tensors)
 
     def launch(self, text: str) -> Launch:
         """``kernel(names) sizes …``"""

@@ -13,6 +13,8 @@ from bolide.inductor.ir.printer import dtype_text
 from bolide.inductor.plan.schemas import overload_of, shown_arguments
 from bolide.inductor.plan.steps import (
     Alloc,
+    Block,
+    Branch,
     Call,
     Check,
     Copy,
@@ -22,6 +24,7 @@ from bolide.inductor.plan.steps import (
     Item,
     Launch,
     Ref,
+    Repeat,
     Require,
     Result,
     Reuse,
@@ -33,9 +36,8 @@ from bolide.inductor.plan.steps import (
     Value,
     View,
     Word,
-    WordInput,
     WordResult,
-    tensors_given,
+    types_of,
 )
 from bolide.symbolic import Expr
 
@@ -51,31 +53,32 @@ class Plan:
     steps: tuple[Step, ...]
     results: tuple[Value, ...]
 
+    @property
+    def block(self) -> Block:
+        """Its steps as a block, which may also write to its inputs, give them up and give them."""
+        return Block(self.inputs, self.steps, self.results)
+
     def words(self) -> set[str]:
         """The words that are inputs."""
-        return {given.name for given in self.inputs if isinstance(given, WordInput)}
+        return self.block.words()
 
     def text(self) -> str:
         """The plan for people, one step a line; `plan.parse.parse` reads it."""
-        lines = [f"plan({', '.join(map(_input, self.inputs))})"]
-        lines += [f"  constant {_input(constant)}" for constant in self.constants]
-        lines += [f"  {step_text(step, self.kernels)}" for step in self.steps]
-        return "\n".join([*lines, f"  return {', '.join(map(value_text, self.results))}".rstrip()])
+        first, *rest = _block("plan", self.block, self.kernels)
+        return "\n".join([first, *(f"  constant {_input(constant)}" for constant in self.constants), *rest])
 
     def types(self) -> dict[str, TensorType]:
         """The type of every tensor by name."""
-        types = {given.name: given.type for given in (*self.inputs, *self.constants) if isinstance(given, TensorInput)}
-        for step in self.steps:
-            if isinstance(step, (Alloc, View)):
-                types[step.name] = step.type
-            elif isinstance(step, Reuse):
-                types[step.name] = types[step.base]
-            elif isinstance(step, Call):
-                types.update({result.name: result.type for result in tensors_given(step)})
-        return types
+        return types_of((*self.inputs, *self.constants), self.steps)
 
 
 # ---- text -----------------------------------------------------------------------------------------------------------
+
+
+def _block(head: str, block: Block, kernels: Sequence[Kernel]) -> list[str]:
+    lines = [line for step in block.steps for line in step_text(step, kernels).splitlines()]
+    lines.append(f"return {_list(map(value_text, block.results))}".rstrip())
+    return [f"{head}({_list(map(_input, block.inputs))})", *(f"  {line}" for line in lines)]
 
 
 def _input(given: Input) -> str:
@@ -110,7 +113,7 @@ def value_text(value: Value) -> str:
 
 
 def step_text(step: Step, kernels: Sequence[Kernel]) -> str:
-    """One step."""
+    """One step, a line; those of a step's blocks follow it, further in."""
     if isinstance(step, Alloc):
         return f"{step.name}: {type_text(step.type)} = alloc"
     if isinstance(step, Reuse):
@@ -122,6 +125,8 @@ def step_text(step: Step, kernels: Sequence[Kernel]) -> str:
         return f"launch {kernels[step.kernel].name}({', '.join(step.arguments)}){sizes}"
     if isinstance(step, Call):
         return _call(step)
+    if isinstance(step, (Branch, Repeat)):
+        return "\n".join(_parts(step, kernels))
     if isinstance(step, (Word, Item, Size)):
         return f"{step.name}: word = {_told(step)}"
     if isinstance(step, (Check, Require)):
@@ -131,6 +136,18 @@ def step_text(step: Step, kernels: Sequence[Kernel]) -> str:
         return f"copy {step.target} <- {step.source}"
     assert isinstance(step, Free)
     return f"free {', '.join(step.names)}"
+
+
+def _parts(step: Branch | Repeat, kernels: Sequence[Kernel]) -> list[str]:
+    arguments = _list(map(value_text, step.arguments))
+    if isinstance(step, Branch):
+        told = f"branch {step.flag}({arguments})"
+        parts = [*_block("then", step.then, kernels), *_block("else", step.otherwise, kernels)]
+    else:
+        told = f"repeat {_list(step.carried)}({arguments})"
+        parts = [*_block("while", step.condition, kernels), *_block("do", step.body, kernels)]
+    results = _list(map(_result, step.results))
+    return [f"{results} = {told}" if results else told, *(f"  {line}" for line in parts)]
 
 
 def _told(step: Word | Item | Size) -> str:

@@ -37,7 +37,7 @@ _GIVEN = (steps.TensorInput, steps.WordInput)
 _RESULT = (steps.TensorResult, steps.WordResult, None)
 _STEP = (
     *(steps.Alloc, steps.Reuse, steps.View, steps.Launch, steps.Call, steps.Copy, steps.Free),
-    *(steps.Check, steps.Require, steps.Word, steps.Item, steps.Size),
+    *(steps.Check, steps.Require, steps.Word, steps.Item, steps.Size, steps.Branch, steps.Repeat),
 )
 _DEFINITION = (definitions.Computed, definitions.Scatter, definitions.Extern, definitions.WriteBack)
 _SPACE = Many(Many((NAME, Expr)))
@@ -86,6 +86,21 @@ RECORDS: Mapping[type, Mapping[str, Spec]] = {
     steps.Size: {"name": NAME, "tensor": NAME, "dim": int},
     steps.Copy: {"target": NAME, "source": NAME},
     steps.Free: {"names": Many(NAME)},
+    steps.Block: {"inputs": Many(_GIVEN), "steps": Many(_STEP), "results": Many(_VALUE)},
+    steps.Branch: {
+        "flag": NAME,
+        "arguments": Many((steps.Ref, Expr)),
+        "then": steps.Block,
+        "otherwise": steps.Block,
+        "results": Many(steps.TensorResult),
+    },
+    steps.Repeat: {
+        "carried": Many(NAME),
+        "arguments": Many((steps.Ref, Expr)),
+        "condition": steps.Block,
+        "body": steps.Block,
+        "results": Many(steps.TensorResult),
+    },
     Plan: {
         "inputs": Many(_GIVEN),
         "constants": Many(steps.TensorInput),

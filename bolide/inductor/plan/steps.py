@@ -8,7 +8,7 @@ kept beside the plan (`Foreign`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Union
 
@@ -238,7 +238,74 @@ class Size:
     dim: int
 
 
-Step = Alloc | Reuse | View | Launch | Call | Copy | Free | Check | Require | Word | Item | Size
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Steps that run or not, or several times: a plan in a plan. Its names are its own, but for those of the plan's
+    constants; kernels are the plan's. It keeps its inputs, and gives tensors that it has made, each in other memory."""
+
+    inputs: tuple[Input, ...]
+    steps: tuple[Step, ...]
+    results: tuple[Value, ...]
+
+    def words(self) -> set[str]:
+        """The words that are inputs."""
+        return {given.name for given in self.inputs if isinstance(given, WordInput)}
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Runs one of two blocks on `arguments`: `then` if `flag`, a tensor of one bool, is true. It gives `results`."""
+
+    flag: str
+    arguments: tuple[Ref | Expr, ...]
+    then: Block
+    otherwise: Block
+    results: tuple[TensorResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`results` begin as the tensors `carried`, which nothing else uses. As long as `condition`, on them and on
+    `arguments`, gives a true flag, they become what `body` makes of these."""
+
+    carried: tuple[str, ...]
+    arguments: tuple[Ref | Expr, ...]
+    condition: Block
+    body: Block
+    results: tuple[TensorResult, ...]
+
+
+Step = Alloc | Reuse | View | Launch | Call | Copy | Free | Check | Require | Word | Item | Size | Branch | Repeat
+
+
+def types_of(given: Iterable[Input], steps: Iterable[Step]) -> dict[str, TensorType]:
+    """The type of every tensor by name, of those that are given and of those that steps make."""
+    types = {tensor.name: tensor.type for tensor in given if isinstance(tensor, TensorInput)}
+    for step in steps:
+        if isinstance(step, (Alloc, View)):
+            types[step.name] = step.type
+        elif isinstance(step, Reuse):
+            types[step.name] = types[step.base]
+        elif isinstance(step, Call):
+            types.update({result.name: result.type for result in tensors_given(step)})
+        elif isinstance(step, (Branch, Repeat)):
+            types.update({result.name: result.type for result in step.results})
+    return types
+
+
+def blocks_of(step: Step) -> tuple[Block, ...]:
+    """The blocks of a step."""
+    if isinstance(step, Branch):
+        return step.then, step.otherwise
+    return (step.condition, step.body) if isinstance(step, Repeat) else ()
+
+
+def all_steps(steps: Iterable[Step]) -> Iterator[Step]:
+    """The steps and those of their blocks."""
+    for step in steps:
+        yield step
+        for block in blocks_of(step):
+            yield from all_steps(block.steps)
 
 
 def tensors_given(call: Call) -> list[TensorResult]:
@@ -280,6 +347,10 @@ def used_names(step: Step) -> list[str]:
         return [step.target, step.source]
     if isinstance(step, (Item, Size)):
         return [step.tensor]
+    if isinstance(step, Branch):
+        return [step.flag, *refs_in(step.arguments)]
+    if isinstance(step, Repeat):
+        return [*step.carried, *refs_in(step.arguments)]
     return [step.flag] if isinstance(step, Check) else []
 
 
@@ -287,6 +358,8 @@ def defined_names(step: Step) -> list[str]:
     """The tensors a step makes."""
     if isinstance(step, (Alloc, Reuse, View)):
         return [step.name]
+    if isinstance(step, (Branch, Repeat)):
+        return [result.name for result in step.results]
     return [result.name for result in tensors_given(step)] if isinstance(step, Call) else []
 
 

@@ -13,12 +13,16 @@ from bolide.inductor.plan.plan import Plan, step_text
 from bolide.inductor.plan.schemas import Kind, fault_of, overload_of, signature_of
 from bolide.inductor.plan.steps import (
     Alloc,
+    Block,
+    Branch,
     Call,
     Check,
     Copy,
     Error,
     Item,
     Launch,
+    Ref,
+    Repeat,
     Require,
     Result,
     Reuse,
@@ -29,10 +33,12 @@ from bolide.inductor.plan.steps import (
     TensorType,
     View,
     Word,
+    WordInput,
     WordResult,
     flat_results,
     of_words,
     refs_in,
+    types_of,
     used_names,
     words_in,
 )
@@ -49,7 +55,9 @@ class _State:
     """What is known before a step: tensors by name (None: freed), and the words that have a value."""
 
     plan: Plan
-    inputs: set[str]
+    block: Block
+    written: set[str]  # inputs that may be written
+    kept: set[str]  # tensors that may not be given up
     tensors: dict[str, TensorType | None] = field(default_factory=dict)
     words: set[str] = field(default_factory=set)
 
@@ -90,19 +98,26 @@ def verify(plan: Plan) -> None:
     """Raises InvalidPlan unless every name is defined once, before it is used and not freed before; words have a value
     where they are used; arguments of kernels have their dtype, device and size; and calls are as the schema of their
     operator says."""
-    given = {tensor.name for tensor in plan.inputs if isinstance(tensor, TensorInput)}
-    state = _State(plan, given, words=plan.words())
-    for tensor in (*plan.inputs, *plan.constants):
-        if isinstance(tensor, TensorInput):
-            state.define(tensor.name, tensor.type)
-            state.need((*tensor.type.shape, *tensor.type.stride))
-    for place, step in enumerate(plan.steps):
+    _verify(_State(plan, plan.block, {tensor.name for tensor in _tensors(plan.block)}, set(), words=plan.words()))
+
+
+def _tensors(block: Block) -> list[TensorInput]:
+    return [given for given in block.inputs if isinstance(given, TensorInput)]
+
+
+def _verify(state: _State) -> None:
+    """The steps of a block, of which nothing is known so far but its words."""
+    steps = state.block.steps
+    for tensor in (*_tensors(state.block), *state.plan.constants):
+        state.define(tensor.name, tensor.type)
+        state.need((*tensor.type.shape, *tensor.type.stride))
+    for place, step in enumerate(steps):
         try:
             _step(state, step)
         except InvalidPlan as fault:
-            shown = [step_text(near, plan.kernels) for near in plan.steps[max(place - 3, 0) : place]]
-            raise InvalidPlan("\n".join([str(fault), *shown, f"> {_safe_text(step, plan)}"])) from None
-    for result in plan.results:
+            shown = [step_text(near, state.plan.kernels) for near in steps[max(place - 3, 0) : place]]
+            raise InvalidPlan("\n".join([str(fault), *shown, f"> {_safe_text(step, state.plan)}"])) from None
+    for result in state.block.results:
         for name in refs_in(result):
             state.tensor(name)
         state.need(words_in(result))
@@ -119,7 +134,7 @@ def _safe_text(step: Step, plan: Plan) -> str:
 
 def _end(state: _State) -> None:
     """Types may depend on words that calls give later; in the end all have a value."""
-    for kind in state.plan.types().values():
+    for kind in types_of(state.block.inputs, state.block.steps).values():
         state.need((*kind.shape, *kind.stride))
 
 
@@ -142,11 +157,91 @@ def _step(state: _State, step: Step) -> None:
         _copy(state, step)
     elif isinstance(step, (Check, Require, Word, Item, Size)):
         _word(state, step, types)
+    elif isinstance(step, Branch):
+        _is_flag(step.flag, types[0])
+        given = [kind.type for kind in step.results]
+        for block in (step.then, step.otherwise):
+            _block(state, block, step.arguments, given)
+        _define_all(state, step.results)
+    elif isinstance(step, Repeat):
+        _repeat(state, step)
     else:
         for name in step.names:
             state.tensor(name)
+            if name in state.kept:
+                raise InvalidPlan(f"{name} is given up, an input of a block")
             state.tensors[name] = None
     return None
+
+
+def _repeat(state: _State, step: Repeat) -> None:
+    carried = [Ref(name) for name in step.carried]
+    kinds = [state.tensor(name) for name in step.carried]
+    if len(set(step.carried)) < len(carried) or set(step.carried) & set(refs_in(step.arguments)):
+        raise InvalidPlan("a tensor that a loop carries along is given to it twice")
+    flag = _block(state, step.condition, (*carried, *step.arguments), None)
+    if len(flag) != 1:
+        raise InvalidPlan("the condition of a loop gives one flag")
+    _is_flag("the condition of a loop", flag[0])
+    _block(state, step.body, (*carried, *step.arguments), kinds)
+    if [result.type for result in step.results] != kinds:
+        raise InvalidPlan("the results of a loop are not what it begins with")
+    _define_all(state, step.results)
+
+
+def _define_all(state: _State, results: tuple[TensorResult, ...]) -> None:
+    for result in results:
+        state.need((*result.type.shape, *result.type.stride))
+        state.define(result.name, result.type)
+
+
+def _is_flag(name: str, kind: TensorType) -> None:
+    if kind.dtype != torch.bool or any(size is not Expr.const(1) for size in kind.shape):
+        raise InvalidPlan(f"{name} is no single bool")
+
+
+def _block(
+    state: _State, block: Block, arguments: tuple[Ref | Expr, ...], wanted: list[TensorType] | None
+) -> list[TensorType]:
+    """The types of what a block gives on these arguments, of which its words are substituted."""
+    if len(arguments) != len(block.inputs):
+        raise InvalidPlan(f"a block takes {len(block.inputs)} arguments")
+    values: dict[str, Expr] = {}
+    for given, argument in zip(block.inputs, arguments):
+        if isinstance(given, WordInput) != isinstance(argument, Expr):
+            raise InvalidPlan(f"{given.name} of a block is a tensor, and not a word, or the other way round")
+        if isinstance(argument, Expr):
+            state.need((argument,))
+            values[given.name] = argument
+    for given, argument in zip(block.inputs, arguments):
+        if isinstance(given, WordInput) or isinstance(argument, Expr):
+            continue
+        if not _is_alike(_seen_with(given.type, values), state.tensor(argument.name)):
+            raise InvalidPlan(f"{argument.name} is not as {given.name} of a block")
+    inner = _State(state.plan, block, set(), {given.name for given in _tensors(block)}, words=block.words())
+    _verify(inner)
+    names = [result.name for result in block.results if isinstance(result, Ref)]
+    outside = inner.kept | {constant.name for constant in state.plan.constants}
+    if len(names) < len(block.results) or len(set(names)) < len(names) or outside.intersection(names):
+        raise InvalidPlan("a block gives tensors that it has made, each once")
+    types = [_seen_with(inner.tensor(name), values) for name in names]
+    if wanted is not None and not (len(types) == len(wanted) and all(map(_is_alike, types, wanted))):
+        raise InvalidPlan("a block gives tensors of other types than its step")
+    return types
+
+
+def _seen_with(kind: TensorType, values: dict[str, Expr]) -> TensorType:
+    """The type with values for its words."""
+    shape, stride = [tuple([expr.subs(values) for expr in exprs]) for exprs in (kind.shape, kind.stride)]
+    return TensorType(kind.dtype, kind.device, shape, stride)
+
+
+def _is_alike(first: TensorType, second: TensorType) -> bool:
+    """Whether two types mean the same elements in the same places."""
+    if (first.dtype, first.device, first.shape) != (second.dtype, second.device, second.shape):
+        return False
+    strides = zip(first.shape, first.stride, second.stride)
+    return all(size is Expr.const(1) or one == other for size, one, other in strides)
 
 
 def _word(state: _State, step: Check | Require | Word | Item | Size, types: list[TensorType]) -> None:
@@ -169,7 +264,7 @@ def _word(state: _State, step: Check | Require | Word | Item | Size, types: list
 
 def _copy(state: _State, step: Copy) -> None:
     target, source = state.tensor(step.target), state.tensor(step.source)
-    if step.target not in state.inputs:
+    if step.target not in state.written:
         raise InvalidPlan(f"{step.target} is not an input")
     if (target.dtype, target.shape) != (source.dtype, source.shape):
         raise InvalidPlan(f"{step.source} has not the dtype and shape of {step.target}")

@@ -20,6 +20,8 @@ from bolide.inductor.ir.loops import CPU
 from bolide.inductor.plan import (
     ERRORS,
     Alloc,
+    Block,
+    Branch,
     Call,
     Check,
     Copy,
@@ -29,6 +31,7 @@ from bolide.inductor.plan import (
     Launch,
     Plan,
     Ref,
+    Repeat,
     Require,
     Result,
     Reuse,
@@ -74,28 +77,29 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is found out about a plan once. Names that are not the plan's begin with `mark`, which no name of the plan's
+    """What is found out about a block once. Names that are not the plan's begin with `mark`, which no name of the block
     does: those are the user's. `tied`: see `tied_views`."""
 
     mark: str
     tied: frozenset[str]
 
 
-def facts_of(plan: Plan) -> Facts:
-    """The facts of a plan."""
-    return Facts(_mark(plan), tied_views(plan))
+def facts_of(block: Block, constants: Iterable[str]) -> Facts:
+    """The facts of a block, and of the constants of its plan."""
+    return Facts(_mark(block, constants), tied_views(block))
 
 
 @dataclass(slots=True)
 class _Driver:
     """The function being written: lines of its body and the objects it refers to."""
 
-    plan: Plan
+    block: Block
     binding: Binding
     facts: Facts
     names: dict[str, object]
     words: set[str]  # that have a value so far
     lines: list[str] = field(default_factory=list)
+    inner: list[str] = field(default_factory=list)  # sources of the functions of blocks
     known: dict[tuple[str, int], str] = field(default_factory=dict)
     proofs: Proofs = field(default_factory=Proofs)
 
@@ -110,9 +114,9 @@ class _Driver:
         return f"{self.facts.mark}{name}"
 
 
-def _mark(plan: Plan) -> str:
-    names = [given.name for given in (*plan.inputs, *plan.constants)]
-    names += [name for step in plan.steps for name in (*defined_names(step), *bound_words(step))]
+def _mark(block: Block, constants: Iterable[str]) -> str:
+    names = [*constants, *(given.name for given in block.inputs)]
+    names += [name for step in block.steps for name in (*defined_names(step), *bound_words(step))]
     mark = "_"
     while any(name.startswith(mark) for name in names):
         mark += "_"
@@ -123,24 +127,47 @@ def build(plan: Plan, binding: Binding, name: str, clock: list[tuple[str, float]
     """The function that runs `plan`, and its source. `name` is shown in tracebacks.
 
     With `clock`, every launch and call runs by itself and appends (what it is, seconds) to it."""
-    driver = _Driver(plan, binding, facts_of(plan), dict(binding.constants), set(plan.words()))
+    kernels = [kernel.name for kernel in plan.kernels]
+    return _build(plan.block, binding, kernels, "call", f"<bolide driver {name}>", clock)
+
+
+def _build(
+    block: Block,
+    binding: Binding,
+    kernels: Sequence[str],
+    name: str,
+    filename: str,
+    clock: list[tuple[str, float]] | None,
+) -> tuple[Run, str]:
+    """The function that runs a block, and its source with those of the blocks in it. `kernels`: the names of the
+    plan's."""
+    facts = facts_of(block, binding.constants)
+    driver = _Driver(block, binding, facts, dict(binding.constants), block.words())
     lines, own = driver.lines, driver.own
-    if plan.inputs:
-        names = [given.name for given in plan.inputs]
+    if block.inputs:
+        names = [given.name for given in block.inputs]
         lines += [f"{', '.join(names)}, = {own('inputs')}", f"{own('inputs')}.clear()"]
-    once = [step for step in plan.steps if isinstance(step, Call) and _is_checked_once(driver, step)]
+    once = [step for step in block.steps if isinstance(step, Call) and _is_checked_once(driver, step)]
     sizes = _tuple(sorted({name for step in once for dim in _dims_expected(step) for name in dim.free_vars}))
     if once:
         lines.append(f"{own('doubt')} = {sizes} not in {driver.constant('proofs', driver.proofs)}.sizes")
     now = driver.constant("now", time.perf_counter)
     tick = "" if clock is None else driver.constant("tick", clock.append)
-    for chunk in _chunks(plan.steps, clock is not None):
+    for chunk in _chunks(block.steps, clock is not None):
         timed = clock is not None and isinstance(chunk, (list, Call))
         if timed:
             lines.append(f"{own('start')} = {now}()")
         if isinstance(chunk, list):
-            label = plan.kernels[chunk[0].kernel].name
+            label = kernels[chunk[0].kernel]
             _launches(driver, chunk)
+        elif isinstance(chunk, (Branch, Repeat)):
+
+            def run_of(part: Block, what: str) -> str:
+                inner, source = _build(part, binding, kernels, what, f"{filename[:-1]} {what}>", clock)
+                driver.inner.append(source)
+                return driver.constant(what, inner)
+
+            _blocks(driver, chunk, run_of)
         else:
             label = str(chunk.operator) if isinstance(chunk, Call) else ""
             _step(driver, chunk)
@@ -148,16 +175,16 @@ def build(plan: Plan, binding: Binding, name: str, clock: list[tuple[str, float]
             lines.append(f"{tick}(({label!r}, {now}() - {own('start')}))")
     if once:
         lines.append(f"if {own('doubt')}: {driver.constant('proofs', driver.proofs)}.add({sizes})")
-    lines.append(f"return {_tuple(_value(driver, result) for result in plan.results)}")
-    return _function(driver, own("call"), [own("inputs")], f"<bolide driver {name}>")
+    lines.append(f"return {_tuple(_value(driver, result) for result in block.results)}")
+    return _function(driver, own(name), [own("inputs")], filename)
 
 
 def build_step(
-    plan: Plan, binding: Binding, step: Step, tensors: Sequence[str], words: Sequence[str], facts: Facts
+    block: Block, binding: Binding, step: Step, tensors: Sequence[str], words: Sequence[str], facts: Facts
 ) -> Callable[..., tuple[Any, ...]]:
-    """One step as a function of the tensors that it uses and of the words that are known; it gives the tuple of all
-    that the step defines, which is checked every time."""
-    driver = _Driver(plan, binding, facts, dict(binding.constants), set(words))
+    """One step of a block as a function of the tensors that it uses and of the words that are known; it gives the tuple
+    of all that the step defines, which is checked every time."""
+    driver = _Driver(block, binding, facts, dict(binding.constants), set(words))
     driver.lines.append(f"{driver.own('doubt')} = True")
     _step(driver, step)
     driver.lines.append(f"return {_tuple([*defined_names(step), *bound_words(step)])}")
@@ -172,7 +199,7 @@ def _function(driver: _Driver, name: str, parameters: Sequence[str], filename: s
     exec(compile(source, filename, "exec"), driver.names)
     function: Callable[..., Any] = driver.names[name]  # type: ignore[assignment]
     weakref.finalize(function, linecache.cache.pop, filename, None).atexit = False
-    return function, source
+    return function, "\n\n".join([*driver.inner, source])
 
 
 def _tuple(texts: Iterable[object]) -> str:
@@ -190,7 +217,7 @@ def _is_checked_once(driver: _Driver, step: Call) -> bool:
     """Whether the results of a call are checked once for the same sizes: those of torch's operations, unless sizes come
     up only while the plan runs."""
     dims = _dims_expected(step)
-    known = not dims or frozenset(driver.plan.words()) >= frozenset().union(*(dim.free_vars for dim in dims))
+    known = not dims or frozenset(driver.block.words()) >= frozenset().union(*(dim.free_vars for dim in dims))
     return known and bool(tensors_given(step)) and keeps_its_word(overload_of(step.operator))
 
 
@@ -262,6 +289,19 @@ def _step(driver: _Driver, step: Step) -> None:
             driver.lines.append(f"del {', '.join(names)}")
     else:
         raise AssertionError(f"a launch outside a run: {step}")
+
+
+def _blocks(driver: _Driver, step: Branch | Repeat, run_of: Callable[[Block, str], str]) -> None:
+    """Calls the functions of blocks, which `run_of` makes."""
+    given = "".join(f", {_value(driver, argument)}" for argument in step.arguments)
+    results = _tuple(result.name for result in step.results)
+    if isinstance(step, Branch):
+        then, otherwise = run_of(step.then, "then"), run_of(step.otherwise, "otherwise")
+        driver.lines.append(f"{results} = ({then} if {step.flag}.item() else {otherwise})([{given[2:]}])")
+    else:
+        goes_on, body = run_of(step.condition, "goes_on"), run_of(step.body, "body")
+        driver.lines.append(f"{results} = {_tuple(step.carried)}")
+        driver.lines.append(f"while {goes_on}([*{results}{given}])[0].item(): {results} = {body}([*{results}{given}])")
 
 
 def _requirement(driver: _Driver, step: Check | Require) -> None:

@@ -13,9 +13,23 @@ from typing import Any
 
 import torch
 
-from bolide.inductor.plan import Alloc, Call, Foreign, Plan, Ref, Reuse, Value, View, defined_names
+from bolide.inductor.plan import (
+    Alloc,
+    Block,
+    Branch,
+    Call,
+    Foreign,
+    Plan,
+    Ref,
+    Repeat,
+    Reuse,
+    Value,
+    View,
+    defined_names,
+)
 from bolide.inductor.plan.schemas import overload_of
 from bolide.support.errors import BolideWarning, Refuted, WrongResult
+from bolide.tracing.called.branches import branch, repeat
 from bolide.tracing.graph import lookup
 from bolide.tracing.numbers.sizes import SIZED
 from bolide.tracing.operations.writes import drawn, functional
@@ -36,22 +50,23 @@ def keeps_its_word(op: torch._ops.OpOverload) -> bool:
 def gives_new_memory(op: torch._ops.OpOverload) -> bool:
     """Whether an operation has promised that its results share memory with nothing, and that it keeps none of its
     arguments."""
-    return (
+    return op in (branch, repeat) or (
         keeps_its_word(op)
         and op is not torch.ops.aten._unsafe_view.default
         and not any(result.alias_info for result in op._schema.returns)
     )
 
 
-def tied_views(plan: Plan) -> frozenset[str]:
+def tied_views(block: Plan | Block) -> frozenset[str]:
     """The results that are views in the memory of something else that outlives the call: another result, an input, or
     what an operator may keep. Autograd must know them as views, so that writes to one are noticed by the other."""
-    returned = [result.name for result in plan.results if isinstance(result, Ref)]
-    bases = {step.name: step.base for step in plan.steps if isinstance(step, View)}
+    returned = [result.name for result in block.results if isinstance(result, Ref)]
+    bases = {step.name: step.base for step in block.steps if isinstance(step, View)}
     own = {
         name
-        for step in plan.steps
-        if isinstance(step, (Alloc, Reuse)) or (isinstance(step, Call) and gives_new_memory(overload_of(step.operator)))
+        for step in block.steps
+        if isinstance(step, (Alloc, Reuse, Branch, Repeat))
+        or (isinstance(step, Call) and gives_new_memory(overload_of(step.operator)))
         for name in defined_names(step)
     }
     times = Counter([bases.get(name, name) for name in dict.fromkeys(returned)])

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from bolide.inductor.config import config
 from bolide.inductor.ir.definitions import Extern, Program, Result, View
 from bolide.inductor.ir.loops import Kernel
-from bolide.inductor.ir.walks import viewed
+from bolide.inductor.ir.walks import programs_in, viewed
 from bolide.inductor.machine import Machine
-from bolide.inductor.plan import Plan
+from bolide.inductor.plan import Block, Plan, TensorInput
 from bolide.inductor.schedule.grouping import group
 from bolide.inductor.schedule.inline import inline, prune
 from bolide.inductor.schedule.layouts import Homes, decide_layouts, find_homes, settle
@@ -59,51 +59,86 @@ def program_passes(machine: Machine, fusion: bool) -> dict[str, Callable[[Progra
 Tune = Callable[[Schedule], Schedule]
 
 
+@dataclass(slots=True)
+class _Job:
+    """What is the same for a program and for those that its calls run; what there is of the plan and the report."""
+
+    machine: Machine
+    tune: Tune
+    kernels: list[Kernel] = field(default_factory=list)
+    schedules: list[Schedule] = field(default_factory=list)
+    objects: list[object] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
 def schedule_program(
     program: Program, inputs: tuple[str, ...], static: Collection[str], machine: Machine, tune: Tune | None = None
 ) -> Scheduled:
     """Kernels and plan of a program for a machine. `inputs` are the names of the call's arguments, tensors and sizes,
     in order; `static` those whose memory lives anyway; `tune` changes the schedule of each kernel."""
-    seconds: dict[str, float] = {}
-    for name, run in program_passes(machine, config.fusion).items():
+    job = _Job(machine, tune or (lambda schedule: schedule))
+    block, ctx, constants = _scheduled(job, program, inputs, static)
+    plan = Plan(block.inputs, constants, tuple(job.kernels), block.steps, block.results)
+    strides = [
+        ctx.buffers[result.buffer].layout.stride if isinstance(result, View) and result.stride is None else None
+        for result in ctx.results
+    ]
+    return Scheduled(plan, job.schedules, tuple(job.objects), strides, job.refusals, job.seconds)
+
+
+def _scheduled(
+    job: _Job, program: Program, inputs: Sequence[str], static: Collection[str], keeps: bool = False
+) -> tuple[Block, Scheduling, tuple[TensorInput, ...]]:
+    """The steps of a program, what is known of its buffers, and its constants. `keeps`: it does not give up its
+    inputs."""
+    seconds = job.seconds
+    for name, run in program_passes(job.machine, config.fusion).items():
         with timed(seconds, name):
             program = run(program)
     with timed(seconds, "layouts"):
-        ctx = Scheduling(program.results, decide_layouts(program), machine)
+        ctx = Scheduling(program.results, decide_layouts(program), job.machine, job.refusals)
     with timed(seconds, "group"):
         units = group(program, ctx, config.fusion)
     with timed(seconds, "order"):
         units = order_for_memory(units, ctx, static)
+    blocks = {id(unit): _blocks(job, unit) for unit in units if isinstance(unit, Extern)}
     with timed(seconds, "emit"):
-        writer = StepWriter(ctx, inputs, program.inputs)
+        writer = StepWriter(ctx, inputs, program.inputs, job.kernels, job.objects)
         homes = find_homes(units, ctx, program)
-        schedules = _write(units, ctx, writer, homes, tune or (lambda schedule: schedule))
-        plan = writer.finish(ctx.results)
-    strides = [
-        ctx.buffers[result.buffer].layout.stride if isinstance(result, View) and result.stride is None else None
-        for result in program.results
-    ]
-    return Scheduled(plan, schedules, tuple(writer.objects), strides, ctx.refusals, seconds)
+        _write(job, units, ctx, writer, homes, blocks)
+        return writer.finish(ctx.results, keeps), ctx, writer.constants
 
 
-def _write(units: list[Unit], ctx: Scheduling, writer: StepWriter, homes: Homes, tune: Tune) -> list[Schedule]:
-    """Writes the steps of all units; gives the schedules of their kernels."""
-    schedules = []
+def _blocks(job: _Job, extern: Extern) -> list[Block]:
+    """The programs that a call runs, as blocks of its tensors and sizes."""
+    blocks = []
+    for program in programs_in(extern.args):
+        *_, tensors, sizes, _ = extern.args
+        names = [given.name for given in program.inputs[: len(tensors)]]
+        names += [*program.size_vars][: len(sizes)]
+        blocks.append(_scheduled(job, program, names, names, keeps=True)[0])
+    return blocks
+
+
+def _write(
+    job: _Job, units: list[Unit], ctx: Scheduling, writer: StepWriter, homes: Homes, blocks: Mapping[int, list[Block]]
+) -> None:
+    """Writes the steps of all units; `blocks`: those of calls, by their identity."""
     readers = _outside_readers(units, ctx.results)
     for unit in units:
         if isinstance(unit, Group):
             stored = {s.name for s in unit.stages if s.mode != "define" or readers.get(s.name, set()) - {id(unit)}}
             name = f"k{len(writer.kernels)}_{unit.stages[-1].name}"
-            schedule, kernel = _kernel(unit, stored, ctx, name, tune)
+            schedule, kernel = _kernel(unit, stored, ctx, name, job.tune)
             if not settle(homes, unit, kernel, ctx):
-                schedule, kernel = _kernel(unit, stored, ctx, name, tune)
+                schedule, kernel = _kernel(unit, stored, ctx, name, job.tune)
             writer.launch(kernel, homes.of)
-            schedules.append(schedule)
+            job.schedules.append(schedule)
         elif isinstance(unit, Extern):
-            writer.call(unit)
+            writer.blocks(unit, blocks[id(unit)]) if blocks[id(unit)] else writer.call(unit)
         elif homes.of.get(unit.source.buffer) != unit.target:
             writer.write_back(unit)
-    return schedules
 
 
 def _kernel(group: Group, stored: set[str], ctx: Scheduling, name: str, tune: Tune) -> tuple[Schedule, Kernel]:
@@ -123,7 +158,7 @@ def _outside_readers(units: list[Unit], results: list[Result]) -> dict[str, set[
 
 @contextmanager
 def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Notes how long the body takes."""
+    """Notes how long the body takes, besides what is noted by this name."""
     start = time.perf_counter()
     yield
-    seconds[name] = time.perf_counter() - start
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start

@@ -18,7 +18,19 @@ from dataclasses import dataclass
 from bolide.inductor.ir.definitions import axis_var
 from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Loop, Node, Stmt, Store
 from bolide.inductor.ir.walks import nodes_below, roots_of
-from bolide.inductor.plan import Alloc, Call, Free, Launch, Reuse, Step, View, defined_names, used_names
+from bolide.inductor.plan import (
+    Alloc,
+    Branch,
+    Call,
+    Free,
+    Launch,
+    Repeat,
+    Reuse,
+    Step,
+    View,
+    defined_names,
+    used_names,
+)
 from bolide.inductor.plan.schemas import overload_of
 from bolide.inductor.runtime.results import gives_new_memory
 from bolide.inductor.schedule.stages import Buffer
@@ -58,7 +70,10 @@ def _memory_of_its_own(steps: list[Step]) -> set[str]:
     for step in steps:
         if isinstance(step, View) or (isinstance(step, Call) and not gives_new_memory(overload_of(step.operator))):
             own.difference_update(used_names(step))
-        elif isinstance(step, (Alloc, Call)):
+        elif isinstance(step, Repeat):  # its results may be what it began with, which nothing else uses
+            own.difference_update(step.carried)
+            own.update(defined_names(step))
+        elif isinstance(step, (Alloc, Call, Branch)):
             own.update(defined_names(step))
     return own
 

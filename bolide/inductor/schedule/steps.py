@@ -14,6 +14,8 @@ from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.ir.walks import is_impure, map_leaves
 from bolide.inductor.plan import (
     Alloc,
+    Block,
+    Branch,
     Call,
     Check,
     Copy,
@@ -21,8 +23,8 @@ from bolide.inductor.plan import (
     Free,
     Input,
     Launch,
-    Plan,
     Ref,
+    Repeat,
     Result,
     Reuse,
     Size,
@@ -38,7 +40,7 @@ from bolide.inductor.plan import (
     defined_names,
     used_names,
 )
-from bolide.inductor.plan.schemas import ANY, arguments_of, operator_of, signature_of, typed
+from bolide.inductor.plan.schemas import ANY, arguments_of, operator_of, refuse, signature_of, typed
 from bolide.inductor.plan.steps import all_of_words, of_words
 from bolide.inductor.runtime import externs
 from bolide.inductor.runtime.results import keeps_its_word
@@ -52,18 +54,23 @@ from bolide.tracing.rng import rng_seed
 
 class StepWriter:
     """Appends the steps of one unit after the other. `inputs`: the names of the call's arguments; `given`: the tensors
-    that the plan has from its start, these and constants."""
+    that are there from the start, these and constants; `kernels` and `objects`: the plan's, so far."""
 
-    def __init__(self, ctx: Scheduling, inputs: Sequence[str], given: Sequence[definitions.Input]) -> None:
-        self.ctx = ctx
+    def __init__(
+        self,
+        ctx: Scheduling,
+        inputs: Sequence[str],
+        given: Sequence[definitions.Input],
+        kernels: list[Kernel],
+        objects: list[object],
+    ) -> None:
+        self.ctx, self.kernels, self.objects = ctx, kernels, objects
         tensors = [TensorInput(tensor.name, type_of(ctx.buffers[tensor.name])) for tensor in given]
         known = {tensor.name: tensor for tensor in tensors}
         self.inputs: tuple[Input, ...] = tuple([known.get(name) or WordInput(name) for name in inputs])
         self._given = frozenset(inputs)
         self.constants = tuple([tensor for tensor in tensors if tensor.name not in self._given])
         self.steps: list[Step] = []
-        self.kernels: list[Kernel] = []
-        self.objects: list[object] = []
         self._tensors = set(known)
         self._given = frozenset(known)
         self._checks: list[Step] = []
@@ -106,6 +113,28 @@ class StepWriter:
             self._weight_gradient(extern)
         else:
             self._call(extern)
+
+    def blocks(self, extern: Extern, blocks: Sequence[Block]) -> None:
+        """Runs a call of programs, which have become these blocks."""
+        self._check()
+        *flag, operands, sizes, _ = extern.args
+        given = [self.ref(view) for view in operands]
+        arguments: tuple[Ref | Expr, ...] = (*given, *map(of_words, sizes))
+        results = tuple([result for result in self._results(extern)[0] if isinstance(result, TensorResult)])  # type: ignore[union-attr]
+        first, second = blocks
+        if flag:
+            self.steps.append(Branch(self.ref(flag[0]).name, arguments, first, second, results))
+        else:
+            carried = [self._copied(value, result) for value, result in zip(given, results)]
+            self.steps.append(Repeat(tuple(carried), arguments[len(carried) :], first, second, results))
+        self._tensors.update(defined_names(self.steps[-1]))
+
+    def _copied(self, value: Ref, like: TensorResult) -> str:
+        """A copy of a tensor, what a loop begins with."""
+        copy = TensorResult(f"{like.name}_start", like.type)
+        clone = torch.ops.aten.clone.default
+        self.steps.append(Call(operator_of(clone), arguments_of(clone, (value,), {}, refuse), (copy,)))
+        return copy.name
 
     def _check(self) -> None:
         """The checks that have waited."""
@@ -173,16 +202,16 @@ class StepWriter:
             self.steps.append(View(name, view.buffer, seen, offset))
         return Ref(name)
 
-    def finish(self, results: Sequence[definitions.Result]) -> Plan:
-        """The plan, with Free steps."""
+    def finish(self, results: Sequence[definitions.Result], keeps: bool = False) -> Block:
+        """The steps, with Free steps. `keeps`: what is given is not given up."""
         self._check()
         returned: list[Value] = []
         for result in results:
             known = isinstance(result, (definitions.View, Expr))
             returned.append(typed(ANY, self._argument(result) if known else result, self._keep))  # type: ignore[arg-type]
-        kept = {result.name for result in returned if isinstance(result, Ref)}
+        kept = {result.name for result in returned if isinstance(result, Ref)} | (self._given if keeps else set())
         steps = reuse_in_place(free_early(self.steps, kept), self.kernels, self.ctx.buffers)
-        return Plan(self.inputs, self.constants, tuple(self.kernels), tuple(steps), tuple(returned))
+        return Block(self.inputs, tuple(steps), tuple(returned))
 
 
 def type_of(buffer: Buffer, stride: tuple[Expr, ...] | None = None) -> TensorType:

@@ -9,7 +9,7 @@ order. Graphs are found by number (`graph.lookup`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr, same_sizes
-from bolide.tracing.graph import enter, evaluated, lookup, mapped, operator
+from bolide.tracing.graph import enter, evaluated, graph_module, lookup, mapped, operator
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import is_dense, row_major
 from bolide.tracing.rules.registry import rule
@@ -27,7 +27,6 @@ from bolide.tracing.tensor import AliasGroup, Recording, TracedTensor
 from bolide.tracing.trace import Trace
 
 aten = torch.ops.aten
-Run = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class Part(Trace):
@@ -129,14 +128,6 @@ def size_operand(trace: Trace, symbol: Expr) -> torch.SymInt:
     return size
 
 
-def as_function(part: Part, results: Sequence[TracedTensor]) -> Run:
-    """A part as a function of its operands and sizes (one list), which gives `results` in fresh memory."""
-    nodes = [_fresh(part, result, common_layout([result.meta])) for result in results]
-    sizes = [(part._size_nodes[symbol], None) for symbol in part.symbols]
-    module = _module(part, [*[(slot, None) for slot in part.slots], *sizes], nodes)
-    return lambda values: module(*values)
-
-
 def separated(value: Any) -> Any:
     """What an operation answers that no derivative goes through."""
     return mapped(value, lambda item: item.detach() if isinstance(item, torch.Tensor) else item)
@@ -152,24 +143,24 @@ def common_layout(metas: Sequence[TensorMeta]) -> TensorMeta:
 
 @dataclass(frozen=True)
 class Repetition:
-    """Both take the values carried along, further operands and sizes; `step` gives the new values."""
+    """Two graphs over the values carried along, further operands and sizes: the first gives whether the loop goes on,
+    the second the new values, like `metas` in fresh memory."""
 
-    goes_on: Run
-    step: Run
+    graphs: tuple[fx.GraphModule, fx.GraphModule]
     metas: tuple[TensorMeta, ...]
 
 
 def _branch(pred: torch.Tensor, operands: list[torch.Tensor], sizes: list[int], table: int) -> list[torch.Tensor]:
-    return list(lookup(table).runs[0 if pred.item() else 1](*operands, *sizes))
+    return list(lookup(table).graphs[0 if pred.item() else 1](*operands, *sizes))
 
 
 def _repeat(
     carried: list[torch.Tensor], operands: list[torch.Tensor], sizes: list[int], table: int
 ) -> list[torch.Tensor]:
-    repetition: Repetition = lookup(table)
+    goes_on, step = lookup(table).graphs
     values = [value.clone() for value in carried]
-    while repetition.goes_on([*values, *operands, *sizes])[0].item():
-        values = list(repetition.step([*values, *operands, *sizes]))
+    while goes_on(*values, *operands, *sizes)[0].item():
+        values = list(step(*values, *operands, *sizes))
     return values
 
 
@@ -190,23 +181,18 @@ def _metas(first: object, operands: list[TensorMeta], sizes: list[object], table
 class Branches:
     """Two graphs (if true, if false) over the same operands and sizes, which give results like `metas` in fresh memory.
 
-    `differentiable`: the operands that gradients are asked for, `derived` the results that have one. `runs` is what
-    calls the graphs: themselves, or what a backend has made of them. Where it is a gradient, `reach` says, for each way
-    and each tangent (its last operands), to which results that one contributes: what none reaches is None in eager.
-    `always`: there it is zero."""
+    `differentiable`: the operands that gradients are asked for, `derived` the results that have one. Where it is a
+    gradient, `reach` says, for each way and each tangent (its last operands), to which results that one contributes:
+    what none reaches is None in eager. `always`: there it is zero."""
 
     graphs: tuple[fx.GraphModule, ...]
     operands: int
     metas: tuple[TensorMeta, ...]
     differentiable: tuple[int, ...]
     derived: tuple[int, ...]
-    runs: tuple[Callable[..., Any], ...] = ()
     reach: tuple[tuple[tuple[bool, ...], ...], ...] = ()
     always: bool = False
     gradient: Branches | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        self.runs = self.runs or self.graphs
 
     def derive(self) -> Branches:
         """The branch that computes the gradients of the operands at `differentiable`, from the operands, the tangents
@@ -249,12 +235,6 @@ class Places:
         """The sizes themselves."""
         return [trace.shapes.sym_int(symbol) for symbol in self.symbol]
 
-    def picking(self, run: Run, part: Part) -> Run:
-        """`run`, which takes the part's own operands and sizes, as a function of all of them."""
-        own = [self.operand[id(operand)] for operand in part.operands]
-        own += [self.symbol[symbol] for symbol in part.symbols]
-        return lambda values: run([values[index] for index in own])
-
     def graph_of(self, part: Part, results: Sequence[TracedTensor], metas: Sequence[TensorMeta]) -> fx.GraphModule:
         """A part's graph over all operands and sizes, with results in fresh memory, laid out as `metas`."""
         nodes = [_fresh(part, result, meta) for result, meta in zip(results, metas)]
@@ -287,7 +267,7 @@ def _module(trace: Trace, slots: Sequence[tuple[fx.Node | None, object]], result
     output = graph.output(tuple([copies[node] for node in results]))
     output.meta["val"] = None
     graph.eliminate_dead_code()
-    return fx.GraphModule(trace.constants, graph)
+    return graph_module(graph, trace.constants, "Way")
 
 
 def choose(

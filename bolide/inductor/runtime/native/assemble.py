@@ -11,6 +11,8 @@ import torch
 from bolide.inductor.ir.loops import CPU
 from bolide.inductor.plan import (
     Alloc,
+    Block,
+    Branch,
     Call,
     Check,
     Copy,
@@ -19,6 +21,7 @@ from bolide.inductor.plan import (
     Launch,
     Plan,
     Ref,
+    Repeat,
     Require,
     Reuse,
     Size,
@@ -30,18 +33,21 @@ from bolide.inductor.plan import (
     View,
     Word,
     WordResult,
+    all_steps,
     flat_results,
     used_names,
 )
 from bolide.inductor.plan.schemas import Kind, overload_of, signature_of
+from bolide.inductor.plan.steps import types_of
 from bolide.inductor.runtime.native import instructions as ops
 from bolide.inductor.runtime.native import shims
 from bolide.inductor.runtime.native.program import NOTHING, Operand, Program, PythonStep, Writer
+from bolide.inductor.runtime.results import tied_views
 from bolide.symbolic import Expr, as_expr, contiguous_strides
 from bolide.symbolic.sizes import product
 
 InPython = Callable[[Step, Sequence[str], Sequence[str]], Callable[..., object]]
-"""Makes a step of a plan a function of Python's, of these tensors and words; it gives a tuple of all results."""
+"""Makes a step of a block a function of Python's, of these tensors and words; it gives a tuple of all results."""
 
 
 _RELATIONS = {"==": ops.EQUAL, "!=": ops.UNEQUAL, ">=": ops.AT_LEAST}
@@ -53,15 +59,29 @@ class _NoShim(Exception):
 
 @dataclass(slots=True)
 class _Assembler:
-    plan: Plan
+    """Writes the steps of one block. `inputs`: the places of those that may be given up; `constants`: the plan's."""
+
+    block: Block
     kernels: Sequence[int]
-    in_python: InPython
+    python_for: Callable[[Block], InPython]
     writer: Writer
-    types: Mapping[str, TensorType]
-    inputs: Mapping[str, int]  # places of the inputs that are tensors
-    tied: frozenset[str]
-    constants: frozenset[str]
-    words: list[str] = field(default_factory=list)  # that are known so far
+    inputs: Mapping[str, int]
+    constants: tuple[TensorInput, ...]
+    words: list[str] = field(init=False)  # that are known so far
+    types: Mapping[str, TensorType] = field(init=False)
+    tied: frozenset[str] = field(init=False)
+    in_python: InPython = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.words = sorted(self.block.words())
+        self.types = types_of((*self.block.inputs, *self.constants), self.block.steps)
+        self.tied = tied_views(self.block)
+        self.in_python = self.python_for(self.block)
+
+    def all(self) -> None:
+        """All steps."""
+        for step in self.block.steps:
+            self.step(step)
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
@@ -91,6 +111,10 @@ class _Assembler:
             otherwise = self.otherwise(step)
             self.writer.call(shims.COPY, [*operands, NOTHING], otherwise)
             otherwise.behind = len(self.writer.code)
+        elif isinstance(step, Branch):
+            self.branch(step)
+        elif isinstance(step, Repeat):
+            self.repeat(step)
         else:
             self.free(step)
 
@@ -218,11 +242,60 @@ class _Assembler:
     def free(self, step: Free) -> None:
         writer = self.writer
         inputs = [self.inputs[name] for name in step.names if name in self.inputs]
-        slots = [writer.slots[name] for name in step.names if name not in self.inputs and name not in self.constants]
+        borrowed = {*self.inputs, *(constant.name for constant in self.constants)}
+        slots = [writer.slots[name] for name in step.names if name not in borrowed]
         if slots:
             writer.free(slots)
         if inputs:
             writer.free_inputs(inputs)
+
+    # ---- blocks ------------------------------------------------------------------------------------------------------
+
+    def branch(self, step: Branch) -> None:
+        writer = self.writer
+        results = [writer.slot(result.name) for result in step.results]
+        given = self.arguments(step.arguments)
+        otherwise = writer.unless(writer.slots[step.flag])
+        writer.moves(results, self.inside(step.then, given))
+        end = writer.jump()
+        writer.led(otherwise)
+        writer.moves(results, self.inside(step.otherwise, given))
+        writer.led(end)
+
+    def repeat(self, step: Repeat) -> None:
+        writer = self.writer
+        results = [writer.slot(result.name) for result in step.results]
+        given = [*results, *self.arguments(step.arguments)]
+        for slot, name in zip(results, step.carried):
+            writer.share(slot, writer.slots[name])
+        start = writer.label()
+        (flag,) = self.inside(step.condition, given)
+        end = writer.unless(flag)
+        writer.free([flag])
+        writer.moves(results, self.inside(step.body, given))
+        writer.jump(start)
+        writer.led(end)
+        writer.free([flag])
+
+    def arguments(self, arguments: Sequence[Ref | Expr]) -> list[int]:
+        """The slots and frame words of what a block is given."""
+        writer = self.writer
+        return [writer.word(value) if isinstance(value, Expr) else writer.slots[value.name] for value in arguments]
+
+    def inside(self, block: Block, given: Sequence[int]) -> list[int]:
+        """Runs a block; the slots of its results."""
+        writer = self.writer
+        slots = {constant.name: self.writer.slots[constant.name] for constant in self.constants}
+        words: dict[Expr, int] = {}
+        for parameter, place in zip(block.inputs, given, strict=True):
+            if isinstance(parameter, TensorInput):
+                slots[parameter.name] = place
+            else:
+                words[Expr.var(parameter.name, None, None)] = place
+        results = [result.name for result in block.results if isinstance(result, Ref)]
+        with writer.scope(slots, words):
+            _Assembler(block, self.kernels, self.python_for, writer, {}, self.constants).all()
+            return [writer.slots[name] for name in results]
 
     # ---- arguments of functions in C ---------------------------------------------------------------------------------
 
@@ -299,14 +372,12 @@ def assemble(
     plan: Plan,
     kernels: Sequence[int],
     constants: Mapping[str, torch.Tensor],
-    tied: frozenset[str],
-    in_python: InPython,
+    python_for: Callable[[Block], InPython],
     fallback: Callable[[list[object]], object],
     offset: int,
 ) -> Program:
-    """The program of a plan. `kernels`: the addresses of its kernels; `tied`: its `tied_views`; `fallback` runs the
-    plan where an input is no plain tensor or no integer; `offset`: of the handle in a tensor as an object of
-    Python's."""
+    """The program of a plan. `kernels`: the addresses of its kernels; `fallback` runs the plan where an input is no
+    plain tensor or no integer; `offset`: of the handle in a tensor as an object of Python's."""
     writer = Writer()
     inputs: list[Operand] = []
     places: dict[str, int] = {}
@@ -320,14 +391,10 @@ def assemble(
         writer.slot(constant.name, id(constants[constant.name]) + offset)
         writer.owned.append(constants[constant.name])
     borrowed = len(writer.handles)
-    calls = [step for step in plan.steps if isinstance(step, Call)]
+    calls = [step for step in all_steps(plan.steps) if isinstance(step, Call)]
     needed = [shim for step in calls if (shim := shims.shim_of(overload_of(step.operator))) is not None]
     shims.thunks.require([*shims.ALWAYS, *needed])
-    named = frozenset(constant.name for constant in plan.constants)
-    assembler = _Assembler(plan, kernels, in_python, writer, plan.types(), places, tied, named)
-    assembler.words += sorted(plan.words())
-    for step in plan.steps:
-        assembler.step(step)
+    _Assembler(plan.block, kernels, python_for, writer, places, plan.constants).all()
     return writer.finish(fallback, inputs, [_result(writer, value) for value in plan.results], borrowed, offset)
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from bolide.inductor.plan import Plan, Step
+from bolide.inductor.plan import Block, Plan, Step
 from bolide.inductor.runtime.driver import Binding, Run, build_step, facts_of
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.inductor.runtime.native import instructions, runner, shims
-from bolide.inductor.runtime.native.assemble import assemble
+from bolide.inductor.runtime.native.assemble import InPython, assemble
 from bolide.support.engine import Method, load
 from bolide.support.native.translate import translate
 from bolide.support.symbols import symbol_address
@@ -47,13 +47,16 @@ def build(plan: Plan, binding: Binding, kernels: Sequence[CompiledKernel], fallb
     if offset is None:
         return None
 
-    facts = facts_of(plan)
+    def in_python(block: Block) -> InPython:
+        facts = facts_of(block, binding.constants)
 
-    def in_python(step: Step, tensors: Sequence[str], words: Sequence[str]) -> Callable[..., object]:
-        return _Late(functools.partial(build_step, plan, binding, step, tensors, tuple(words), facts))
+        def made(step: Step, tensors: Sequence[str], words: Sequence[str]) -> Callable[..., object]:
+            return _Late(functools.partial(build_step, block, binding, step, tensors, tuple(words), facts))
+
+        return made
 
     addresses = [kernel.address for kernel in kernels]
-    program = assemble(plan, addresses, binding.constants, facts.tied, in_python, fallback, offset)
+    program = assemble(plan, addresses, binding.constants, in_python, fallback, offset)
     return _method().bind(program.address, (program, tuple(kernels)))
 
 

@@ -29,6 +29,8 @@ EXPECT = 17  # slot, offset of the Python step for when the only element, a bool
 HOLDS = 18  # frame word, offset of the Python step for when the relation to 0 does not hold, relation
 ITEM = 19  # frame word to fill, slot, bytes of the only element, its sign bit (0: it has none, or is a whole word)
 SIZE = 20  # frame word to fill, slot, dimension
+UNLESS = 21  # slot, words from here to the next instruction unless the only element, a bool, is true
+JUMP = 22  # words from here to the next instruction
 
 # Relations to 0.
 EQUAL = 0

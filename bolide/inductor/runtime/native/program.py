@@ -5,7 +5,8 @@ from __future__ import annotations
 import array
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -214,6 +215,47 @@ class Writer:
     def share(self, slot: int, other: int) -> None:
         """A second handle, of the tensor in slot `other`."""
         self.code += (ops.SHARE, slot, other)
+
+    # ---- blocks ------------------------------------------------------------------------------------------------------
+
+    def unless(self, slot: int) -> int:
+        """Jumps to where this is `led`, by the answer, unless the only element of a tensor of bools is true."""
+        self.natively()
+        self.code += (ops.UNLESS, slot, 0)
+        return len(self.code) - 3
+
+    def jump(self, start: int | None = None) -> int:
+        """Jumps to a `label`, or to where this is `led`, by the answer."""
+        self.natively()
+        self.code += (ops.JUMP, 0 if start is None else start - len(self.code))
+        return len(self.code) - 2
+
+    def label(self) -> int:
+        """This place, where the interpreter lock is not held."""
+        self.natively()
+        return len(self.code)
+
+    def led(self, jump: int) -> None:
+        """This is where a jump goes."""
+        self.code[jump + (2 if self.code[jump] == ops.UNLESS else 1)] = self.label() - jump
+
+    def moves(self, slots: Sequence[int], others: Sequence[int]) -> None:
+        """Slots give up their handles for those of others, which have none then."""
+        self.free(slots)
+        for slot, other in zip(slots, others, strict=True):
+            self.share(slot, other)
+        self.free(others)
+
+    @contextmanager
+    def scope(self, slots: Mapping[str, int], words: Mapping[Expr, int]) -> Iterator[None]:
+        """Names are those of a block inside, where these are known; what is computed there is not known outside."""
+        outside = self.slots, self.words, self._arrays
+        known = {expr: place for expr, place in self.words.items() if expr.is_const}
+        self.slots, self.words, self._arrays = dict(slots), {**known, **words}, {}
+        yield
+        self.slots, self.words, self._arrays = outside
+
+    # ---- arrays and ends ---------------------------------------------------------------------------------------------
 
     def array_of_handles(self, slots: Sequence[int]) -> Operand:
         """The address of an array of handles."""

@@ -103,8 +103,7 @@ def take(control: int, given: int, objects: int, slots: int, frame: int) -> bool
 
 
 def execute(control: int, objects: int, slots: int, frame: int) -> bool:
-    """Runs the instructions; not to the end if an error of Python's is raised. The interpreter lock is held before and
-    after."""
+    """Runs the instructions; false if one raises an error. The interpreter lock is held before and after."""
     code = word(control, ops.CODE)
     values = room(word(control, ops.LONGEST) + 1)
     thread = 0
@@ -163,6 +162,10 @@ def execute(control: int, objects: int, slots: int, frame: int) -> bool:
                 size = 5
             case ops.SIZE:
                 put(frame, x, extent(word(slots, word(now, 2)), word(now, 3)))
+            case ops.UNLESS:
+                size = 3 if item(word(slots, x), 1, 0) != 0 else word(now, 2)
+            case ops.JUMP:
+                size = x
             case _:
                 put(frame, x, number(word(now), word(frame, word(now, 2)), word(frame, word(now, 3))))
         now += 8 * size
