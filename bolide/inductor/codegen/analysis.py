@@ -63,11 +63,12 @@ def cost(body: Sequence[Stmt]) -> int:
 
 
 def lanes_for(loop: Loop, vector_bits: int) -> int:
-    """Lanes of a vector loop: the register's (of 64 bits if all that is stored or accumulated has them, else of 32),
-    times a few where little work stands between two updates of an accumulator (they wait for each other), and no more
-    than a short extent can use."""
+    """Lanes of a vector loop: the register's (of 64 bits if all that is stored or accumulated has them, else of 32, or
+    of fewer where narrower elements are only moved), times a few where little work stands between two updates of an
+    accumulator (they wait for each other), and no more than a short extent can use."""
     sizes = [s.value.dtype.itemsize for s in statements(loop.body) if isinstance(s, (Store, Update))]
-    lanes = vector_bits // (64 if min(sizes, default=4) == 8 else 32)
+    moves = all(isinstance(s, Store) and s.mode == "set" and s.value.op == "load" for s in loop.body)
+    lanes = vector_bits // (64 if min(sizes, default=4) == 8 else min(32, 8 * max(sizes)) if moves else 32)
     if loop.axis.kind != "scan" and (loop.axis.kind == "reduce_vector" or updated_in(loop.body)):
         work = cost(loop.body)
         lanes *= 4 if work <= 12 else 2 if work <= 24 else 1

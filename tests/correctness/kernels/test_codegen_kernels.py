@@ -295,6 +295,27 @@ def test_short_loops_are_written_out(cols: int) -> None:
     assert short.count("loop") == 0 and long.count("loop") > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8, torch.bool], ids=str)
+@pytest.mark.parametrize("n", [7, 33, 64, 65, 200, 1000])
+def test_narrow_elements_are_moved_in_whole_registers(dtype: torch.dtype, n: int) -> None:
+    """Rows of a table, taken by an index, and elements backwards and with gaps."""
+    rows = 4
+    r, c = var("r", rows), var("c", n)
+    taken = load("x", n * var("$0", 9) + c, dtype, load("at", r, i64))
+    values = {"y": taken, "z": load("x", n - 1 - c + r, dtype), "w": load("x", 2 * c + r, dtype)}
+    stores = [store(name, r * n + c, value) for name, value in values.items()]
+    outs = tuple([param(name, rows * n, dtype, "out") for name in values])
+    params = (param("x", 9 * n, dtype), param("at", rows, i64), *outs)
+    kernel = Kernel("k", params, (loop("parallel", "r", rows, loop("vector", "c", n, *stores)),))
+    x = torch.randint(0, 2, (9 * n,)).to(dtype) if dtype is torch.bool else (30 * torch.randn(9 * n)).to(dtype)
+    given = {"x": x, "at": torch.tensor([3, 0, 8, 3]), **{name: torch.zeros(rows * n, dtype=dtype) for name in values}}
+    for buffer, mine, expected in both(kernel, given):
+        assert torch.equal(mine, expected), buffer
+    lanes = host_machine().lanes * 4 // dtype.itemsize
+    text = compile_kernels([kernel])[0].llvm_ir.replace("half", "i16")
+    assert n < lanes or f"load <{lanes} x i{8 * dtype.itemsize}>" in text
+
+
 def test_transpose_and_scratch() -> None:
     rows, cols = 30, 45
     r, c = var("r", rows), var("c", cols)
