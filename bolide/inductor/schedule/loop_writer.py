@@ -36,7 +36,8 @@ class Piece:
 def schedule_of(group: Group, pieces: list[Piece], machine: Machine) -> Schedule:
     """The schedule that is chosen for a group."""
     nodes = _nodes(pieces)
-    return choose_schedule(group, _addresses(pieces, nodes), _indices(nodes), machine)
+    stores = frozenset(piece.target for piece in pieces if piece.target is not None)
+    return choose_schedule(group, _addresses(pieces, nodes), stores, _indices(nodes), machine)
 
 
 def kernel_of(group: Group, pieces: list[Piece], schedule: Schedule, ctx: Scheduling, name: str) -> Kernel:

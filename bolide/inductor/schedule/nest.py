@@ -11,6 +11,7 @@ from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.stages import Group, Space
 from bolide.symbolic import Expr
 
+SHORTEST_RUN = 32  # elements that fill a line of memory
 FAR = 1 << 60  # the stride of a symbolic or irregular access, for sorting
 
 
@@ -67,10 +68,15 @@ class Schedule:
         return [*(self.with_vector(name) for name in names), *(without if self.scratch else [])]
 
 
-def choose_schedule(group: Group, addresses: list[Expr], indices: list[Expr], machine: Machine) -> Schedule:
-    """The schedule for a group with these addresses of loads and stores, and other index expressions."""
+def choose_schedule(
+    group: Group, addresses: list[Expr], stores: frozenset[Expr], indices: list[Expr], machine: Machine
+) -> Schedule:
+    """The schedule for a group with these addresses, `stores` among them, and other index expressions."""
     outer, inner = list(group.outer), list(group.inner)
-    strides = {name: [_stride(expr, name) for expr in addresses] for name, _ in group.space}
+    ordering = addresses
+    if not inner and _has_runs(group.space, addresses):  # memory is read ahead along its order, but not written so
+        ordering = sorted(addresses, key=lambda expr: expr in stores)
+    strides = {name: [_stride(expr, name) for expr in ordering] for name, _ in group.space}
     serial = frozenset(name for name, _ in outer if name in _ordered_axes(group))
     kept = serial if any(stage.mode == "set" for stage in group.stages) else ()  # of several values the last one stays
     outer.sort(key=lambda axis: (axis[0] in serial, 0 if axis[0] in kept else -_typical(strides[axis[0]])))
@@ -104,9 +110,19 @@ def _stride(expr: Expr, name: str) -> int:
     return abs(coefficient.value)
 
 
+def _has_runs(space: Space, addresses: list[Expr]) -> bool:
+    """Whether whole lines of memory are read and written, whatever the order of the other axes."""
+    return any(
+        extent.is_const
+        and extent.value >= SHORTEST_RUN
+        and all(_stride(expr, name) == (name in expr.free_vars) for expr in addresses)
+        for name, extent in space
+    )
+
+
 def _typical(strides: list[int]) -> int:
-    """What orders an axis among others: the stride of the first access (a store, when there is one) that moves along
-    it."""
+    """What orders an axis among others: the stride of the first access (a store, when there is one, unless runs are
+    copied) that moves along it."""
     return next((stride for stride in strides if stride), 0)
 
 
