@@ -73,20 +73,26 @@ def choose_schedule(
 ) -> Schedule:
     """The schedule for a group with these addresses, `stores` among them, and other index expressions."""
     outer, inner = list(group.outer), list(group.inner)
-    ordering = addresses
-    if not inner and _has_runs(group.space, addresses):  # memory is read ahead along its order, but not written so
-        ordering = sorted(addresses, key=lambda expr: expr in stores)
-    strides = {name: [_stride(expr, name) for expr in ordering] for name, _ in group.space}
     serial = frozenset(name for name, _ in outer if name in _ordered_axes(group))
+    rename: dict[str, Expr] = {}
+    expressions = [*addresses, *indices]
+    if not inner:
+        outer, expressions = _split(outer, expressions, serial, machine.lanes, rename)
+    addresses, stores = expressions[: len(addresses)], _stores(stores, rename)
+    ordering = addresses
+    if not inner and _has_runs(tuple(outer), addresses):  # memory is read ahead along its order, but not written so
+        ordering = sorted(addresses, key=lambda expr: expr in stores)
+    strides = {name: [_stride(expr, name) for expr in ordering] for name, _ in (*outer, *inner)}
     kept = serial if any(stage.mode == "set" for stage in group.stages) else ()  # of several values the last one stays
     outer.sort(key=lambda axis: (axis[0] in serial, 0 if axis[0] in kept else -_typical(strides[axis[0]])))
     inner.sort(key=lambda axis: -_typical(strides[axis[0]]))
-    rename: dict[str, Expr] = {}
-    outer, expressions = _merge(outer, [*addresses, *indices], serial, rename)
+    split = tuple(rename)
+    outer, expressions = _merge(outer, expressions, serial, rename)
     inner, expressions = _merge(inner, expressions, frozenset(), rename)
     why = [f"serial {name}: a scatter may meet an element twice along it" for name, _ in outer if name in serial]
-    if rename:
-        why.append(f"{', '.join(rename)}: merged, as every access allows it")
+    why += [f"{name}: split, as an access divides it" for name in split]
+    if merged := [name for name in rename if name not in split]:
+        why.append(f"{', '.join(merged)}: merged, as every access allows it")
     schedule = Schedule(
         tuple([Axis(name, extent, "serial" if name in serial else "parallel") for name, extent in outer]),
         tuple([Axis(name, extent, "reduce") for name, extent in inner]),
@@ -142,6 +148,45 @@ def _moves_by_itself(coord: Expr, axis: str) -> bool:
     """Whether a coordinate differs wherever the axis does, whatever else may differ: it is c·axis + d."""
     step = coord.coefficient(axis)
     return step is not None and step.is_const and step.value != 0 and coord.subs({axis: 0}).is_const
+
+
+def _split(
+    axes: list[tuple[str, Expr]],
+    expressions: list[Expr],
+    serial: frozenset[str],
+    shortest: int,
+    rename: dict[str, Expr],
+) -> tuple[list[tuple[str, Expr]], list[Expr]]:
+    """Splits axes i into i // k and i % k, two loops, where an expression has these: what it reads lies in runs of k
+    elements (heads that were joined to rows). Runs are not shorter than `shortest`."""
+    axes = list(axes)
+    while found := _divided([axis for axis in axes if axis[0] not in serial], expressions, shortest):
+        name, extent, run = found
+        high, low = (f"{name}h{run}", Expr.const(extent // run)), (f"{name}l{run}", Expr.const(run))
+        step = {name: axis_var(*high) * run + axis_var(*low)}
+        expressions = [expr.subs(step) for expr in expressions]
+        for known, value in rename.items():
+            rename[known] = value.subs(step)
+        rename.update(step)
+        place = [axis[0] for axis in axes].index(name)
+        axes[place : place + 1] = [high, low]
+    return axes, expressions
+
+
+def _divided(axes: list[tuple[str, Expr]], expressions: list[Expr], shortest: int) -> tuple[str, int, int] | None:
+    """An axis, its extent and the longest run of at least `shortest` elements that an expression divides it into."""
+    known = {axis_var(*axis): axis for axis in axes if axis[1].is_const}
+    atoms = [atom for expr in expressions for mono, _ in expr.terms for atom in mono if atom.kind in ("//", "%")]
+    found = []
+    for whole, divisor in (atom.args for atom in atoms):
+        name, extent = known.get(whole, ("", divisor))
+        if name and divisor.is_const and shortest <= divisor.value < extent.value and extent.value % divisor.value == 0:
+            found.append((name, extent.value, divisor.value))
+    return max(found, key=lambda one: one[2], default=None)
+
+
+def _stores(stores: frozenset[Expr], rename: dict[str, Expr]) -> frozenset[Expr]:
+    return frozenset(store.subs(rename) for store in stores) if rename else stores
 
 
 def _merge(
