@@ -10,6 +10,10 @@ import torch
 from bolide.tracing import libraries
 from bolide.tracing.graph import operator
 
+_aten = torch.ops.aten
+WRITING = {getattr(_aten, name).default: getattr(_aten, name).out for name in ("mm", "addmm", "bmm", "baddbmm")}
+"""Operations that can write their result to memory that they are given, and the form that does."""
+
 
 def function_of(op: torch._ops.OpOverload) -> Callable[..., Any]:
     """The function behind an overload, without the Python layers of the overload object."""

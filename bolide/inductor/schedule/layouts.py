@@ -6,7 +6,8 @@ order of execution,
 - every other unit that reads the input, or updates it, comes before the one that computes the buffer;
 - everything that may raise does too: nothing outside may have changed when a graph raises;
 - no call can have kept the memory of either, and the buffer is no result of the graph;
-- its elements may lie as the input's do, and its kernel reads those of the input before it stores there (`reuse`).
+- its elements may lie as the input's do, and its kernel reads those of the input before it stores there (`reuse`), or
+  a product does not read them at all and is told where to write (`externs.WRITING`).
 
 Inputs that are written share no memory with others, and no two of their elements do (contract of a graph).
 """
@@ -19,6 +20,7 @@ from dataclasses import dataclass, replace
 from bolide.inductor.ir.definitions import Computed, Extern, Layout, Program, WriteBack, described
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.ir.walks import loads_of, may_raise, reads, viewed, views_in, writes
+from bolide.inductor.runtime.externs import WRITING
 from bolide.inductor.runtime.results import gives_new_memory
 from bolide.inductor.schedule.reuse import overwrites_safely
 from bolide.inductor.schedule.stages import Buffer, Group, Scheduling, Unit, unit_reads, unit_writes
@@ -140,9 +142,12 @@ class _Facts:
             return False
         maker = self.writes[name][0]
         unit = self.units[maker]
-        if maker <= self.checks or not isinstance(unit, Group):
+        if maker <= self.checks:
             return False
-        if any(stage.name == name and stage.mode != "define" for stage in unit.stages):
+        if isinstance(unit, Group):
+            if any(stage.name == name and stage.mode != "define" for stage in unit.stages):
+                return False
+        elif not isinstance(unit, Extern) or unit.op not in WRITING or target in unit_reads(unit):
             return False
         others = [*self.reads.get(target, ()), *self.writes[target]]
         return all(at < maker for at in others if at not in (maker, write))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from bolide.inductor.ir.definitions import Computed, Definition, Extern, Program, WriteBack, volume
 from bolide.inductor.ir.walks import is_impure, may_raise, readers_of, reads, viewed, writes
+from bolide.inductor.runtime.externs import WRITING
 from bolide.inductor.schedule.stages import Buffer, Group, Scheduling, Unit, unit_reads, unit_writes
 from bolide.tracing.traits import traits_of
 
@@ -112,7 +113,7 @@ def writes_late(program: Program) -> Program:
         return program
     readers = readers_of(definitions)
     last = {name: at for at, definition in enumerate(definitions) for name in reads(definition)}
-    makers = {d.name: at for at, d in enumerate(definitions) if isinstance(d, Computed)}
+    makers = {name: at for at, d in enumerate(definitions) if _can_be_told_where(d) for name in writes(d)}
     places: dict[int, int] = {}
     for write in writes_back:
         maker = makers.get(write.source.buffer)
@@ -120,6 +121,11 @@ def writes_late(program: Program) -> Program:
             places[maker] = max(maker, last.get(write.target, -1))
     order = sorted(range(len(definitions)), key=lambda at: (places.get(at, at), at in places, at))
     return replace(program, definitions=[definitions[at] for at in order])
+
+
+def _can_be_told_where(definition: Definition) -> bool:
+    """Whether the result may be computed in the memory of an input."""
+    return isinstance(definition, Computed) or (isinstance(definition, Extern) and definition.op in WRITING)
 
 
 def checked_only(program: Program) -> frozenset[str]:

@@ -136,7 +136,7 @@ def _write(
             writer.launch(kernel, homes.of)
             job.schedules.append(schedule)
         elif isinstance(unit, Extern):
-            writer.blocks(unit, blocks[id(unit)]) if blocks[id(unit)] else writer.call(unit)
+            writer.blocks(unit, blocks[id(unit)]) if blocks[id(unit)] else writer.call(unit, homes.of)
         elif homes.of.get(unit.source.buffer) != unit.target:
             writer.write_back(unit)
 

@@ -94,15 +94,16 @@ class StepWriter:
         self.steps.append(Launch(len(self.kernels), tuple([param.name for param in kernel.params]), sizes))
         self.kernels.append(kernel)
 
-    def call(self, extern: Extern) -> None:
+    def call(self, extern: Extern, homes: Mapping[str, str]) -> None:
         """Runs a library call, or what stands in its place. Checks that only say that an error is raised wait until
-        something else than a computation of torch's follows."""
+        something else than a computation of torch's follows, or an input is written."""
         steps = steps_of(extern, self.ctx.buffers, self.ref)
         if steps is not None and all(isinstance(step, Check) and not step.expected for step in steps):
             self._checks += steps
             return
         told = steps is not None and all(isinstance(step, (Size, Word)) for step in steps)
-        if not told and (is_impure(extern) or not keeps_its_word(extern.op)):
+        home = next((homes[name] for name in extern.names if name is not None and name in homes), None)
+        if not told and (is_impure(extern) or not keeps_its_word(extern.op) or home is not None):
             self._check()
         if steps is not None:
             self.steps += steps
@@ -112,7 +113,7 @@ class StepWriter:
         elif extern.op is externs.weight_gradient:
             self._weight_gradient(extern)
         else:
-            self._call(extern)
+            self._call(extern, home)
 
     def blocks(self, extern: Extern, blocks: Sequence[Block]) -> None:
         """Runs a call of programs, which have become these blocks."""
@@ -141,11 +142,18 @@ class StepWriter:
         self.steps += self._checks
         self._checks.clear()
 
-    def _call(self, extern: Extern) -> None:
+    def _call(self, extern: Extern, home: str | None = None) -> None:
+        """A call whose result is in memory of its own, or in that of the input `home`."""
+        op, results = extern.op, self._results(extern)
         args, kwargs = map_leaves((extern.args, extern.kwargs), (definitions.View, Expr), self._argument)
-        arguments = arguments_of(extern.op, args, kwargs, self._keep)
+        if home is not None:
+            (name,) = extern.names
+            assert name is not None
+            self.steps.append(Reuse(name, home))
+            self._tensors.add(name)
+            op, kwargs, results = externs.WRITING[op], {**kwargs, "out": Ref(name)}, (None,)
         where = extern.origin.where if extern.origin else ""
-        self.steps.append(Call(operator_of(extern.op), arguments, self._results(extern), where))
+        self.steps.append(Call(operator_of(op), arguments_of(op, args, kwargs, self._keep), results, where))
         self._tensors.update(defined_names(self.steps[-1]))
 
     def _weight_gradient(self, extern: Extern) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bolide
-from bolide.inductor.plan import Alloc, Copy, Plan
+from bolide.inductor.plan import Alloc, Call, Copy, Plan
 from bolide.support import events
 from tests.fuzz.writers.in_place_programs import copies
 
@@ -456,3 +456,72 @@ def test_versions_count_writes_in_place() -> None:
     before = p._version, c._version
     bolide.compile(fn)(p, c)
     assert p._version > before[0] and c._version > before[1]
+
+
+PRODUCTS: dict[str, tuple[Program, tuple[Any, ...]]] = {
+    "mm": (lambda p, x, w: done(p.copy_(x @ w)), (R(40, 30), R(40, 50), R(50, 30))),
+    "bmm": (lambda p, x, w: done(p.copy_(x @ w)), (R(3, 40, 30), R(3, 40, 50), R(3, 50, 30))),
+    "addmm": (lambda p, x, w, b: done(p.copy_(torch.addmm(b, x, w))), (R(40, 30), R(40, 50), R(50, 30), R(30))),
+    "baddbmm": (
+        lambda p, x, w, b: done(p.copy_(torch.baddbmm(b, x, w, beta=0.5, alpha=2))),
+        (R(3, 40, 30), R(3, 40, 50), R(3, 50, 30), R(3, 40, 30)),
+    ),
+    "linear": (lambda p, x, w: done(p.copy_(torch.nn.functional.linear(x, w))), (R(40, 30), R(40, 50), R(30, 50))),
+    "told": (lambda p, x, w: done(torch.mm(x, w, out=p)), (R(40, 30), R(40, 50), R(50, 30))),
+    "read before": (lambda p, x, w: (p.exp(), p.copy_(x @ w))[0], (R(40, 30), R(40, 50), R(50, 30))),
+    "read between": (
+        lambda p, x, w: (q := x @ w, r := p.exp(), p.copy_(q), r)[3],
+        (R(40, 30), R(40, 50), R(50, 30)),
+    ),
+    "read behind": (lambda p, x, w: p.copy_(x @ w).sum(0), (R(40, 30), R(40, 50), R(50, 30))),
+    "twice": (lambda p, x, w: done(p.copy_(x @ w), x.copy_(p @ w)), (R(40, 40), R(40, 40), R(40, 40))),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_products_write_to_inputs(name: str, dynamic: bool) -> None:
+    fn, args = PRODUCTS[name]
+    plan = check(fn, *args, dynamic=dynamic)
+    written = [step.operator.overload for step in plan.steps if isinstance(step, Call)]
+    assert written and set(written) == {"out"}, plan.text()
+    assert not any(isinstance(step, Copy) for step in plan.steps)
+
+
+KEPT: dict[str, tuple[Program, tuple[Any, ...]]] = {
+    "a factor": (lambda p, x: done(p.copy_(p @ x)), (R(40, 40), R(40, 40))),
+    "a part of a factor": (lambda p, x: done(p.copy_(x @ p[:, :1] @ x[:1])), (R(40, 40), R(40, 40))),
+    "what is added to": (lambda p, x: done(p.addmm_(x, x)), (R(40, 40), R(40, 40))),
+    "a result": (lambda p, x: (q := x @ x, p.copy_(q))[0], (R(40, 40), R(40, 40))),
+    "another layout": (lambda p, x: done(p.copy_(x @ x)), (R(40, 40).t(), R(40, 40))),
+    "gaps": (lambda p, x: done(p.copy_(x @ x)), (R(40, 80)[:, ::2], R(40, 40))),
+    "another dtype": (lambda p, x: done(p.copy_(x @ x)), (R(40, 40).double(), R(40, 40))),
+    "broadcast": (lambda p, x: done(p.copy_(x @ x)), (R(2, 40, 40), R(40, 40))),
+    "an index behind": (
+        lambda p, x, i: (p.copy_(x @ x), x[i])[1],
+        (R(40, 40), R(40, 40), torch.tensor([3, 7])),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_products_of_what_they_would_overwrite(name: str) -> None:
+    check(KEPT[name][0], *KEPT[name][1])
+
+
+def test_products_write_behind_what_may_raise() -> None:
+    def fn(p: torch.Tensor, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        p.copy_(x @ x)
+        return x[i]
+
+    p, x, compiled = R(40, 40), R(40, 40), bolide.compile(fn)
+    for _ in range(5):
+        compiled(p, x, torch.tensor([3]))
+    before = p.zero_().clone()
+    with pytest.raises(IndexError):
+        fn(p, x, torch.tensor([40]))
+    expected = p.clone()
+    p.copy_(before)
+    with pytest.raises(IndexError):
+        compiled(p, x, torch.tensor([40]))
+    torch.testing.assert_close(p, expected)

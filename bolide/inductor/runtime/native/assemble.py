@@ -196,6 +196,9 @@ class _Assembler:
             given = None
         if shim is None or given is None:
             self.writer.python(otherwise)
+        elif op in shims.FILLING_FORMS:
+            self.writer.call(shim, [given[-1], *given[:-1]], otherwise)
+            otherwise.behind = len(self.writer.code)
         elif shim is shims.COPY or op.name() in shims.FILLING:  # type: ignore[no-untyped-call]
             (result,) = step.results
             assert isinstance(result, TensorResult)

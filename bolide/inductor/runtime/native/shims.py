@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from bolide.inductor.runtime import externs
 from bolide.support.engine import Library, load
 from bolide.support.symbols import symbol_address
 
@@ -31,7 +32,9 @@ GIVING = frozenset((
     *("mkldnn::_convolution_pointwise", "mkldnn::_convolution_pointwise.binary"),
 ))  # fmt: skip
 #: Operators whose function in C writes to a tensor that it is given first: one with the layout that is expected.
-FILLING = frozenset(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"))
+FILLING = frozenset(op.name() for op in externs.WRITING)
+#: Those that the plan itself tells where to write; the same functions in C.
+FILLING_FORMS = {writing: op for op, writing in externs.WRITING.items()}
 
 #: Names that do not follow the rule.
 _NAMES = {
@@ -90,6 +93,8 @@ def shim_of(operator: torch._ops.OpOverload) -> Shim | None:
     name = operator.name()  # type: ignore[no-untyped-call]
     if name == "aten::clone":  # to memory of the layout that is expected
         return COPY
+    if operator in FILLING_FORMS:
+        return shim_of(FILLING_FORMS[operator])
     if name not in GIVING and name not in FILLING:
         return None
     suffix = "_out" if name in FILLING else ""
