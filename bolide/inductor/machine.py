@@ -59,6 +59,12 @@ class Machine:
     split_length: int = 1 << 15
     fewest_parts: int = 4
     most_parts: int = 64
+    #: Products of at most so many multiplications are kernels. An operand that must be laid out by rows before has at
+    #: most so many elements for each row that it is multiplied by.
+    most_multiplications: int = 1 << 18
+    most_laid_out: int = 1 << 12
+    #: So many rows of a product are summed side by side, in registers.
+    rows_at_once: int = 4
 
     @property
     def lanes(self) -> int:

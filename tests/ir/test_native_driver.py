@@ -264,14 +264,14 @@ def test_other_threads_run_meanwhile() -> None:
 
 def test_threads_share_a_program() -> None:
     compiled = bolide.compile(lambda x, w: (x @ w).relu().sum(-1))
-    w = torch.randn(30, 20)
+    w = torch.randn(3000, 20)
     for _ in range(3):
-        compiled(torch.randn(8, 30), w)
+        compiled(torch.randn(8, 3000), w)
     faults: list[str] = []
 
     def work() -> None:
         for _ in range(200):
-            x = torch.randn(8, 30)
+            x = torch.randn(8, 3000)
             if not torch.allclose(compiled(x, w), (x @ w).relu().sum(-1), atol=1e-4):
                 faults.append("differs")
 

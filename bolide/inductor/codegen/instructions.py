@@ -284,6 +284,7 @@ INSTRUCTIONS: dict[str, Callable[..., Value]] = {
     "add": lambda dtype, a, b: a + b,
     "sub": lambda dtype, a, b: a - b,
     "mul": lambda dtype, a, b: a * b,
+    "product": lambda dtype, a, b: a * b,
     "and": lambda dtype, a, b: a & b,
     "or": lambda dtype, a, b: a | b,
     "xor": lambda dtype, a, b: a ^ b,

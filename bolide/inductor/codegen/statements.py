@@ -16,7 +16,7 @@ from bolide.inductor.codegen import parallel
 from bolide.inductor.codegen.accesses import prepare, store, turned, turned_loads
 from bolide.inductor.codegen.analysis import Dependences, changed_by, cost, lanes_for, updated_in
 from bolide.inductor.codegen.builder import Builder, Value
-from bolide.inductor.codegen.function_values import Accumulator, FunctionValues
+from bolide.inductor.codegen.function_values import Accumulator, FunctionValues, Parts
 from bolide.inductor.codegen.instructions import MEMORY
 from bolide.inductor.ir.loops import TILE, VECTOR_KINDS, Init, Kernel, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.walks import nodes_below, roots_in, roots_of, statements
@@ -158,12 +158,15 @@ class _RegionWriter:
 
     def update(self, statement: Update) -> None:
         r, b = self.r, self.b
-        new = tuple(r.wide(r.value(node)) for node in roots_of(statement))
         if (statement.name, r.lanes) not in r.partials:
-            self._scan(statement.name, new[0])
+            self._scan(statement.name, r.wide(r.value(statement.value)))
             return
-        old = r.partials[statement.name, r.lanes]
-        result = r.accumulators[statement.name].join(old, new)
+        old, accumulator = r.partials[statement.name, r.lanes], r.accumulators[statement.name]
+        if accumulator.blocked and statement.value.op == "product":
+            left, right = (r.wide(r.value(factor)) for factor in statement.value.src)
+            result: Parts = (b.intrinsic("fmuladd", left, right, old[0]),)  # fused where the target can
+        else:
+            result = accumulator.join(old, tuple(r.wide(r.value(node)) for node in roots_of(statement)))
         if (mask := r.mask) is not None:
             result = tuple(b.select(mask, changed, kept) for changed, kept in zip(result, old))
         r.partials[statement.name, r.lanes] = result

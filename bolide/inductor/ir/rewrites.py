@@ -1,15 +1,15 @@
-"""Loop IR to loop IR: nests in tiles, loops split where a condition on their axis changes."""
+"""Loop IR to loop IR: nests in tiles, iterations side by side, loops split where a condition on their axis changes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import torch
 
 from bolide.inductor.ir.definitions import axis_var
-from bolide.inductor.ir.loops import TILE, Axis, AxisKind, Loop, Node, Stmt, Store
+from bolide.inductor.ir.loops import TILE, Axis, AxisKind, Init, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.walks import (
     crosses,
     loads_of,
@@ -110,6 +110,58 @@ def _inside(axis: Axis, block: str, size: int, kind: AxisKind) -> Axis:
         return Axis(axis.name, Expr.const(size), kind)
     left = axis.extent - axis_var(block, axis.extent.ceildiv(size)) * size
     return Axis(axis.name, Expr.min(left, size), kind)
+
+
+# ---- rows side by side ----------------------------------------------------------------------------------------------
+
+
+def jammed(body: tuple[Stmt, ...], name: str, count: int) -> tuple[Stmt, ...]:
+    """The body with `count` iterations of the parallel axis `name`, whose extent is a number, side by side in one: what
+    is the same in all of them is computed once. What is left of the axis is one more iteration."""
+    loops: list[Stmt] = []
+    for statement in body:
+        if not isinstance(statement, Loop):
+            loops.append(statement)
+        elif statement.axis.name != name:
+            loops.append(replace(statement, body=jammed(statement.body, name, count)))
+        else:
+            whole, rest = divmod(statement.axis.extent.value, count)
+            parts = [(0, whole, count), (whole * count, 1, rest)]
+            loops += [_side_by_side(statement, *part) for part in parts if part[1] * part[2]]
+    return tuple(loops)
+
+
+def _side_by_side(loop: Loop, start: int, times: int, count: int) -> Loop:
+    """`times` iterations, each of which does `count` of those of `loop`, from `start` on."""
+    axis = replace(loop.axis, extent=Expr.const(times))
+    first = axis_var(axis.name, axis.extent) * count + start
+    places = [{axis.name: first + row} for row in range(count)]
+    rows = [(f"_{row}", place, _renaming(place, f"_{row}")) for row, place in enumerate(places)]
+
+    def copies(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+        done: list[Stmt] = []
+        for statement in body:
+            if isinstance(statement, Loop):
+                done.append(replace(statement, body=copies(statement.body)))
+            elif isinstance(statement, Init):
+                done += [replace(statement, name=statement.name + suffix) for suffix, _, _ in rows]
+            elif isinstance(statement, Update):
+                done += [with_roots(statement, new, name=statement.name + suffix) for suffix, _, new in rows]
+            else:
+                done += [with_roots(statement, new, access=statement.access.subs(place)) for _, place, new in rows]
+        return tuple(done)
+
+    return Loop(axis, copies(loop.body))
+
+
+def _renaming(place: Mapping[str, Expr], suffix: str) -> Callable[[Node], Node]:
+    """A function that replaces index variables in nodes, and accumulators by those with a suffix."""
+
+    def rule(node: Node, src: tuple[Node, ...]) -> Node:
+        arg = node.arg + suffix if node.op == "acc" else substituted_arg(node, place)
+        return Node.make(node.op, node.dtype, src, arg)
+
+    return rewriter(rule)
 
 
 # ---- scatters ------------------------------------------------------------------------------------------------------

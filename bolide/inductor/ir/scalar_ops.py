@@ -75,6 +75,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "add": ScalarOp(2, torch.add, "+"),
     "sub": ScalarOp(2, torch.sub, "-"),
     "mul": ScalarOp(2, torch.mul, "*"),
+    "product": ScalarOp(2, torch.mul, of_floats=True),  # need not be rounded before it is added to a sum
     "div": ScalarOp(2, torch.div, "/", work=4, instructions=4),
     "floordiv": ScalarOp(2, functools.partial(torch.div, rounding_mode="floor"), work=4, instructions=80),
     "truncdiv": ScalarOp(2, functools.partial(torch.div, rounding_mode="trunc"), work=4),

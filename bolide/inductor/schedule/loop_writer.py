@@ -13,7 +13,7 @@ from typing import Literal
 
 from bolide.inductor.ir.definitions import Element
 from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Local, Loop, Node, Param, Stmt, Store, Update
-from bolide.inductor.ir.rewrites import rows_outside, split_at_bounds, tiled
+from bolide.inductor.ir.rewrites import jammed, rows_outside, split_at_bounds, tiled
 from bolide.inductor.ir.scalar_ops import DRAWS
 from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
 from bolide.inductor.machine import Machine
@@ -53,6 +53,8 @@ def kernel_of(group: Group, pieces: list[Piece], schedule: Schedule, ctx: Schedu
     nodes = _nodes(pieces)
     inside, scratch = _passes(pieces, len(group.space), schedule, ctx.machine)
     body = split_at_bounds(rows_outside(tiled(_outer_loops(schedule, inside))))
+    if schedule.jam is not None:
+        body = jammed(body, *schedule.jam)
     params = _params(pieces, nodes, buffers)
     space = schedule.space
     indexed = [*_addresses(pieces, nodes), *_indices(nodes), *(extent for _, extent in space)]

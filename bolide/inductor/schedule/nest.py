@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bolide.inductor.ir.definitions import axis_var
+from bolide.inductor.ir.definitions import axis_var, volume
 from bolide.inductor.ir.loops import VECTOR_KINDS, Axis
 from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.stages import Group, Space
@@ -22,6 +22,7 @@ class Schedule:
     `outer` and `inner`: loops, outermost first. An axis outside is parallel, vector, or serial (it must keep its order
     in one thread, inside all others); an axis inside is reduce or reduce_vector, which are serial and vector where a
     pass over them only stores. At most one axis is a vector axis, the innermost of its loops that are not serial.
+    `jam`: the parallel axis of which so many iterations run side by side in one, each with accumulators of its own.
     `rename`: what became of the group's axes that were merged. `scratch`: the most rows of memory that keep values from
     pass to pass. `why`: a reason for each choice."""
 
@@ -29,6 +30,7 @@ class Schedule:
     inner: tuple[Axis, ...]
     rename: tuple[tuple[str, Expr], ...] = ()
     scratch: int = 0
+    jam: tuple[str, int] | None = None
     why: tuple[str, ...] = ()
 
     @property
@@ -50,7 +52,8 @@ class Schedule:
     def text(self) -> str:
         """The schedule for people: a line for what is bound, and one for each reason."""
         bound = " ".join(f"{axis.kind} {axis.name} < {axis.extent}" for axis in (*self.outer, *self.inner))
-        return "\n".join([bound or "one element", *self.why])
+        jam = [] if self.jam is None else ["{} {} at a time".format(*self.jam)]
+        return "\n".join([" ".join([bound or "one element", *jam]), *self.why])
 
     def with_vector(self, name: str | None, why: str = "as was asked") -> Schedule:
         """The schedule with another vector axis (None: without one)."""
@@ -59,13 +62,16 @@ class Schedule:
         inner = [replace(axis, kind="reduce_vector" if axis.name == name else "reduce") for axis in self.inner]
         outer.sort(key=lambda axis: ("parallel", "vector", "serial").index(axis.kind))
         inner.sort(key=lambda axis: axis.kind == "reduce_vector")
-        return replace(self, outer=tuple(outer), inner=tuple(inner), why=(*self.why, f"vector {name}: {why}"))
+        reasons = (*self.why, f"vector {name}: {why}")
+        return replace(self, outer=tuple(outer), inner=tuple(inner), jam=None, why=reasons)
 
     def alternatives(self) -> list[Schedule]:
         """Other schedules that compute the same: for a search."""
         names = [axis.name for axis in (*self.outer, *self.inner) if axis.kind != "serial" and axis.name != self.vector]
         without = [replace(self, scratch=0, why=(*self.why, "no scratch memory: as was asked"))]
-        return [*(self.with_vector(name) for name in names), *(without if self.scratch else [])]
+        apart = [replace(self, jam=None, why=(*self.why, "nothing jammed: as was asked"))]
+        vectors = [self.with_vector(name) for name in names]
+        return [*vectors, *(without if self.scratch else []), *(apart if self.jam is not None else [])]
 
 
 def choose_schedule(
@@ -98,14 +104,40 @@ def choose_schedule(
         tuple([Axis(name, extent, "reduce") for name, extent in inner]),
         tuple(rename.items()),
         machine.most_scratch if inner else 0,
-        tuple(why),
+        why=tuple(why),
     )
     accesses = expressions[: len(addresses)]
     vector = _vector_axis(outer, inner, accesses, serial, machine.lanes)
     if vector is None:
         return schedule
     consecutive = sum(_stride(expr, vector) == 1 for expr in accesses)
-    return schedule.with_vector(vector, f"{consecutive} of {len(accesses)} accesses are consecutive along it")
+    schedule = schedule.with_vector(vector, f"{consecutive} of {len(accesses)} accesses are consecutive along it")
+    sums = sum(stage.reduce_op is not None for stage in group.stages)
+    points = volume(extent for _, extent in group.space)
+    if not sums or not points.is_const or points.value > machine.most_multiplications:
+        return schedule  # fewer iterations would be left for threads to share
+    return (
+        schedule
+        if any(stage.scan for stage in group.stages)
+        else _jammed(schedule, accesses, machine.rows_at_once // sums)
+    )
+
+
+def _jammed(schedule: Schedule, addresses: list[Expr], most: int) -> Schedule:
+    """The schedule with an axis jammed along which a vector that is reduced stays the same: it is loaded once for
+    several sums (the rows of a matrix product)."""
+    inner = {axis.name for axis in schedule.inner}
+    if schedule.vector is None or schedule.vector in inner:
+        return schedule
+    vectors = [
+        expr for expr in addresses if _stride(expr, schedule.vector) == 1 and not inner.isdisjoint(expr.free_vars)
+    ]
+    for axis in reversed(schedule.outer):
+        if axis.kind == "parallel" and any(axis.name not in expr.free_vars for expr in vectors):
+            count = min(most, axis.extent.value)
+            why = f"jam {axis.name}: vectors that are reduced are the same along it"
+            return replace(schedule, jam=(axis.name, count), why=(*schedule.why, why)) if count > 1 else schedule
+    return schedule
 
 
 def _stride(expr: Expr, name: str) -> int:

@@ -46,7 +46,7 @@ def program_passes(machine: Machine, fusion: bool) -> dict[str, Callable[[Progra
         "accumulate": accumulate_products,
         "inline": inline,
         "split": partial(split_reductions, machine=machine),
-        "libraries": choose_libraries,
+        "libraries": partial(choose_libraries, machine=machine),
         "checks": checks_first,
         "writes": writes_late,
         "scatters": update_in_place,

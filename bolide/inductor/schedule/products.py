@@ -13,17 +13,23 @@ from bolide.inductor.ir.definitions import (
     Computed,
     Definition,
     Described,
+    Element,
     Extern,
     Layout,
     Program,
     View,
+    axis_var,
     axis_vars,
 )
+from bolide.inductor.ir.loops import TILE, Node
 from bolide.inductor.ir.walks import readers_of, viewed
+from bolide.inductor.machine import Machine
+from bolide.inductor.schedule.stages import is_one
 from bolide.symbolic import Expr, contiguous_strides
 from bolide.tracing import libraries
 
 aten = torch.ops.aten
+PRODUCTS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default))
 
 #: A convolution over at most this many places (batch × height × width of the result) with at least this many weights
 #: gets its weight gradient from a matrix product: oneDNN's own way reorders the weights at great cost.
@@ -91,11 +97,77 @@ def _operands(definition: Definition, shapes: Mapping[str, tuple[Expr, ...]]) ->
     return (first, second) if shapes[first] == shapes[second] == definition.shape else None
 
 
+# ---- small products -------------------------------------------------------------------------------------------------
+
+
+def _is_small(product: Extern, buffers: Mapping[str, Described], machine: Machine) -> bool:
+    """Whether a kernel computes a product sooner than a call of a library starts and ends (2 to 3 us). Code for
+    transposed operands that are not whole tiles takes too long to make."""
+    *biases, a, b = product.args
+    extents = [*a.shape, b.shape[-1]]
+    if any(factor != 1 for factor in product.kwargs.values()) or not all(extent.is_const for extent in extents):
+        return False
+    plain = product.dtypes[0] in (torch.float32, torch.float64) and all(isinstance(bias, View) for bias in biases)
+    *_, rows, inner, columns = [extent.value for extent in extents]
+    ready = _has_rows(b, buffers)
+    ready = ready or (inner % TILE == columns % TILE == 0 and inner * columns <= machine.most_laid_out * rows)
+    worth = columns >= machine.lanes and inner > 1
+    return plain and ready and worth and 0 < prod(extent.value for extent in extents) <= machine.most_multiplications
+
+
+def _definitions(product: Extern, buffers: Mapping[str, Described]) -> list[Definition]:
+    """A product as the sum that it is. The second operand is laid out by rows before, if it is not."""
+    *biases, a, b = product.args
+    name, (dtype,), (shape,), (layout,) = _name(product), product.dtypes, product.shapes, product.layouts
+    done: list[Definition] = []
+    if not _has_rows(b, buffers):
+        axes = tuple([f"{name}_r{i}" for i in range(len(b.shape))])
+        value = _element(b, axis_vars(zip(axes, b.shape)), dtype)
+        rows = Computed(f"{name}_rows", dtype, b.shape, axes, value, layout=Layout.row_major(b.shape))
+        done.append(replace(rows, origin=product.origin, device=product.device))
+        b = View(f"{name}_rows", b.shape, None, None)
+    axes, inner = tuple([f"{name}_i{i}" for i in range(len(shape))]), (f"{name}_k", a.shape[-1])
+    *batch, row, column = axis_vars(zip(axes, shape))
+    place = axis_var(*inner)
+    factors = (_element(a, (*batch, row, place), dtype), _element(b, (*batch, place, column), dtype))
+    value = Node.make("product", dtype, factors)
+    total = Computed(name, dtype, shape, axes, value, "sum", (inner,), layout=layout)
+    total = replace(total, origin=product.origin, device=product.device)
+    if not biases:
+        return [*done, total]
+    (bias,) = biases
+    axes = tuple([f"{name}_o{i}" for i in range(len(shape))])
+    coords = axis_vars(zip(axes, shape))
+    along = zip(reversed(bias.shape), reversed(coords))
+    at = [Expr.const(0) if is_one(extent) else coord for extent, coord in along][::-1]
+    whole = View(f"{name}_product", shape, None, None)
+    added = Node.make("add", dtype, (_element(whole, coords, dtype), _element(bias, tuple(at), dtype)))
+    result = replace(total, axes=axes, value=added, reduce_op=None, reduce_axes=())
+    return [*done, replace(total, name=whole.buffer, layout=None), result]
+
+
+def _element(view: View, coords: tuple[Expr, ...], dtype: torch.dtype) -> Node:
+    """The element of a view at these coordinates."""
+    if view.coords is not None:
+        place = dict(zip(view.axes, coords))
+        coords = tuple([coord.subs(place) for coord in view.coords])
+    return Node.make("load", dtype, (), Element(view.buffer, coords))
+
+
+def _has_rows(view: View, buffers: Mapping[str, Described]) -> bool:
+    """Whether elements of a row are side by side."""
+    if view.stride is not None:
+        return is_one(view.stride[-1])
+    layout = buffers[view.buffer][2]
+    return layout is None or is_one(layout.stride[-1])
+
+
 # ---- library calls --------------------------------------------------------------------------------------------------
 
 
-def choose_libraries(program: Program) -> Program:
-    """The program with matrix products and convolutions given to the library call that is fastest.
+def choose_libraries(program: Program, machine: Machine) -> Program:
+    """The program with matrix products and convolutions given to the library call that is fastest, and small products
+    as definitions.
 
     Products are measured (`tracing.libraries`). On AMD EPYC (Zen 5), one thread, in float32, MKL reaches 100 GFLOP/s,
     oneDNN 220 to 240, for every orientation of the operands; in bfloat16 ATen uses oneDNN by itself. Weight gradient
@@ -106,7 +178,9 @@ def choose_libraries(program: Program) -> Program:
     for definition in program.definitions:
         calls: list[Definition] = [definition]
         if isinstance(definition, Extern):
-            if definition.op in (aten.mm.default, aten.addmm.default):
+            if definition.op in PRODUCTS and _is_small(definition, buffers, machine):
+                calls = _definitions(definition, buffers)
+            elif definition.op in (aten.mm.default, aten.addmm.default):
                 calls = [_linear(definition, buffers, program.size_vars)]
             elif definition.op is aten.convolution_backward.default:
                 calls = [*_weight_gradient(definition)]

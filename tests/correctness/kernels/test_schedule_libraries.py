@@ -24,7 +24,7 @@ def test_weight_gradient_as_a_product(stride: int, padding: int, dilation: int) 
 
 def test_products_of_every_orientation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "fastest", lambda *shape, **how: "onednn")
-    a, b, bias = torch.randn(20, 30), torch.randn(30, 40), torch.randn(40)
+    a, b, bias = torch.randn(80, 90), torch.randn(90, 100), torch.randn(100)
 
     def products(a, b, bias):
         transposed = a.t().contiguous().t()
@@ -43,10 +43,10 @@ def test_a_weight_with_gaps_stays_with_aten(monkeypatch: pytest.MonkeyPatch) -> 
     assert [str(step.operator) for step in graph.plan.steps if hasattr(step, "operator")] == ["aten.mm.default"]
 
 
-@pytest.mark.parametrize("shape", [(40,), (20, 40)])
+@pytest.mark.parametrize("shape", [(100,), (80, 100)])
 def test_a_bias_with_gaps_is_read_with_them(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
     monkeypatch.setattr(libraries, "fastest", lambda *shape, **how: "onednn")
-    x, weight, wide = torch.randn(20, 30), torch.randn(40, 30), torch.randn(*shape, 3)
+    x, weight, wide = torch.randn(80, 90), torch.randn(100, 90), torch.randn(*shape, 3)
 
     def linear(x: torch.Tensor, weight: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
         return torch.addmm(wide[..., 1], x, weight.t())
