@@ -163,8 +163,9 @@ def compile(
     ``aot_eager`` (ATen calls); any other name of `bolide.dynamo.list_backends(None)`; or a callable
     ``(gm: fx.GraphModule, example_inputs: list[Tensor]) -> callable``, which gets `mode` and `options` as keywords if
     they are given.
-    mode: ``default``, ``reduce-overhead``, ``max-autotune`` or ``max-autotune-no-cudagraphs``, which are alike on the
-    CPU: they ask for CUDA graphs and for kernels to be chosen by measuring; excludes `options`.
+    mode: ``default``, ``reduce-overhead`` (alike on the CPU: it asks for CUDA graphs), ``max-autotune`` or
+    ``max-autotune-no-cudagraphs`` (the option `max_autotune`: schedules of kernels are chosen by running them);
+    excludes `options`.
     options: values for `bolide.inductor.config` while compiling; ``guard_filter_fn`` (see
     `bolide.dynamo.guards.filters`) chooses which guards are kept, ``guard_fail_fn`` is told (as a `GuardFail`) which
     one did not hold.

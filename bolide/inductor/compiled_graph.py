@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -113,13 +114,15 @@ def compile_graph(
         program = lower(gm, () if info.kind == "backward" else info.visible_outputs, constants)
     names = _argument_names(gm)
     static = [names[position] for position in info.static_inputs]
-    scheduled = schedule_program(program, names, static, machine, tune)
+    told = program.size_vars.keys() - _data(gm)
+    known = {n: program.size_vars[n] for n in names if n in told}
+    with nullcontext(tune) if tune or not config.max_autotune else _search(name, machine, known) as chosen:
+        scheduled = schedule_program(program, names, static, machine, chosen)
     seconds.update(scheduled.seconds)
     plan = scheduled.plan
     _record_layouts(gm, scheduled.strides)
     with timed(seconds, "codegen"):
-        told = program.size_vars.keys() - _data(gm)
-        compiled = compile_kernels(plan.kernels, machine, {n: program.size_vars[n] for n in names if n in told})
+        compiled = compile_kernels(plan.kernels, machine, known)
 
     def bind(calls: Sequence[tuple[int, tuple[int, ...]]]) -> Callable[..., None]:
         return sequence([(compiled[kernel], positions) for kernel, positions in calls])
@@ -135,6 +138,12 @@ def compile_graph(
         for kernel, schedule, code in zip(plan.kernels, scheduled.schedules, compiled)
     ]
     return CompiledGraph(name, plan, kernels, scheduled.refusals, seconds, source, run, binding, config.native_after)
+
+
+def _search(name: str, machine: Machine, sizes: Mapping[str, int]) -> AbstractContextManager[Tune]:
+    from bolide.inductor.search import searching  # brings the progress bar along
+
+    return searching(name, machine, sizes)
 
 
 def _data(gm: torch.fx.GraphModule) -> set[str]:

@@ -18,6 +18,12 @@ class InductorConfig(Config):
         "when one of them has changed.",
         env=("BOLIDE_FREEZING", "TORCHINDUCTOR_FREEZING"),
     )
+    max_autotune: bool = option(
+        False,
+        "Run the schedules that compute the same, for each kernel, and take the fastest: some 0.1 s a kernel. What was "
+        "found is kept in the artifacts.",
+        env=("BOLIDE_MAX_AUTOTUNE", "TORCHINDUCTOR_MAX_AUTOTUNE"),
+    )
 
 
 config = InductorConfig()

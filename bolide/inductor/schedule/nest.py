@@ -71,7 +71,17 @@ class Schedule:
         without = [replace(self, scratch=0, why=(*self.why, "no scratch memory: as was asked"))]
         apart = [replace(self, jam=None, why=(*self.why, "nothing jammed: as was asked"))]
         vectors = [self.with_vector(name) for name in names]
+        vectors += [self._exchanged(place) for place in range(len(self.outer) - 1) if self._may_exchange(place)]
         return [*vectors, *(without if self.scratch else []), *(apart if self.jam is not None else [])]
+
+    def _may_exchange(self, place: int) -> bool:
+        """Whether a parallel loop and the one inside it may change places."""
+        return self.outer[place].kind == self.outer[place + 1].kind == "parallel"
+
+    def _exchanged(self, place: int) -> Schedule:
+        outer = [*self.outer]
+        outer[place : place + 2] = outer[place + 1], outer[place]
+        return replace(self, outer=tuple(outer), why=(*self.why, f"{outer[place].name} outside: as was asked"))
 
 
 def choose_schedule(

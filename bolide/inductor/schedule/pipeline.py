@@ -56,7 +56,8 @@ def program_passes(machine: Machine, fusion: bool) -> dict[str, Callable[[Progra
     return passes
 
 
-Tune = Callable[[Schedule], Schedule]
+Tune = Callable[[Schedule, Callable[[Schedule], Kernel]], Schedule]
+"""Changes the schedule of a kernel; it is given what makes the kernel of a schedule, too."""
 
 
 @dataclass(slots=True)
@@ -77,7 +78,7 @@ def schedule_program(
 ) -> Scheduled:
     """Kernels and plan of a program for a machine. `inputs` are the names of the call's arguments, tensors and sizes,
     in order; `static` those whose memory lives anyway; `tune` changes the schedule of each kernel."""
-    job = _Job(machine, tune or (lambda schedule: schedule))
+    job = _Job(machine, tune or (lambda schedule, _: schedule))
     block, ctx, constants = _scheduled(job, program, inputs, static)
     plan = Plan(block.inputs, constants, tuple(job.kernels), block.steps, block.results)
     strides = [
@@ -143,8 +144,12 @@ def _write(
 
 def _kernel(group: Group, stored: set[str], ctx: Scheduling, name: str, tune: Tune) -> tuple[Schedule, Kernel]:
     pieces = pieces_of(group, stored, ctx.buffers)
-    schedule = tune(schedule_of(group, pieces, ctx.machine))
-    return schedule, kernel_of(group, pieces, schedule, ctx, name)
+
+    def kernel_for(schedule: Schedule) -> Kernel:
+        return kernel_of(group, pieces, schedule, ctx, name)
+
+    schedule = tune(schedule_of(group, pieces, ctx.machine), kernel_for)
+    return schedule, kernel_for(schedule)
 
 
 def _outside_readers(units: list[Unit], results: list[Result]) -> dict[str, set[int]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 import bolide
 from bolide.inductor import compile_graph
-from bolide.inductor.ir.loops import VECTOR_KINDS, Loop
+from bolide.inductor.ir.loops import VECTOR_KINDS, Kernel, Loop
 from bolide.inductor.ir.walks import statements
 from bolide.inductor.schedule.nest import Schedule
 from tests.schedule_tools import assert_same, compiled, graph_of
@@ -49,7 +51,7 @@ def test_every_alternative_computes_the_same(program, choice):
     inputs = (R(5, 7, 33), R(33, 5, 7))
     seen: list[Schedule] = []
 
-    def tune(schedule: Schedule) -> Schedule:
+    def tune(schedule: Schedule, kernel_of: Callable[[Schedule], Kernel]) -> Schedule:
         others = schedule.alternatives()
         seen.append(others[choice % len(others)] if others else schedule)
         return seen[-1]
