@@ -8,7 +8,7 @@ import gc
 import itertools
 import operator
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bolide.dynamo.program.captured import Source
@@ -180,7 +180,7 @@ class Stream:
     """An iterator of the outside world, which the program draws from: it takes this for the real one. `taken` says how
     often it did."""
 
-    __slots__ = ("family", "items", "real", "source", "taken")
+    __slots__ = ("family", "real", "source", "taken", "world")
 
     def __init__(self, world: Reading, real: object, source: Source) -> None:
         self.real, self.source, self.taken = real, source, 0
@@ -189,28 +189,32 @@ class Stream:
             if any(mine is its for mine in self.family for its in other.family):
                 reason = "two iterators from before a break draw from the same one"
                 raise world.guards.refusal("iterator", reason, "use one of them up")
-        self.items = self._read(world)
+        self.world: Reading | None = world
 
     def __iter__(self) -> Stream:
         return self
 
-    def __next__(self) -> Any:
-        return next(self.items)
+    def __next__(self) -> object:
+        """Guards each item when it is drawn, and the end when it is found, but not how far the iterator was before."""
+        world = self.world
+        if world is None:
+            raise StopIteration
+        if any(world.journal.is_written(part) for each in self.family for part in _gone_over(each)):
+            reason = "an iterator goes on over what has been written to since the break in front"
+            raise world.guards.refusal("iterator", reason, "iterate over a copy")
+        item = peek(self.real, self.taken)
+        source = Source("apply", self.source, (self.taken,), peek)
+        self.taken += 1
+        if item is END:
+            world.program.fix_count(self.source, self.taken)
+            world.guards.add(source, "is", END)
+            self.close()
+            raise StopIteration
+        return world.wrap(item, source)
+
+    def close(self) -> None:
+        """Nothing more is drawn. (No generator: its `close` leaves its variables alone in some versions of Python.)"""
+        self.world = None
 
     def __repr__(self) -> str:
         raise Unsupported("the text of an iterator from outside", kind="iterator")
-
-    def _read(self, world: Reading) -> Generator[object, None, None]:
-        """Guards each item when it is drawn, and the end when it is found, but not how far the iterator was before."""
-        while True:
-            if any(world.journal.is_written(part) for each in self.family for part in _gone_over(each)):
-                reason = "an iterator goes on over what has been written to since the break in front"
-                raise world.guards.refusal("iterator", reason, "iterate over a copy")
-            item = peek(self.real, self.taken)
-            source = Source("apply", self.source, (self.taken,), peek)
-            self.taken += 1
-            if item is END:
-                world.program.fix_count(self.source, self.taken)
-                world.guards.add(source, "is", END)
-                return
-            yield world.wrap(item, source)

@@ -95,7 +95,7 @@ class World:
         for mirrored in self.lifetimes.generators.values():
             mirrored.forget()
         for stream in self.journal.streams:
-            stream.items.close()  # it refers to its stream
+            stream.close()  # it refers to this world
         self.trace.assume = None
         self.trace.release()
         for part in self._parts:
