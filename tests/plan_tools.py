@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import bolide
 from bolide.inductor import CompiledGraph
@@ -12,6 +13,9 @@ from bolide.inductor.plan import Call, Foreign, Plan, all_steps
 from bolide.inductor.plan.codec import CannotLeave, decode, digest, encode
 from bolide.inductor.plan.parse import parse
 from bolide.inductor.plan.verify import verify
+from bolide.inductor.runtime.native import driver
+from bolide.inductor.runtime.native.assemble import assemble
+from bolide.inductor.runtime.native.program import Program
 from bolide.support import events
 
 
@@ -26,6 +30,21 @@ def plans() -> Iterator[list[CompiledGraph]]:
 
     with events.subscribed(note):
         yield found
+
+
+@contextmanager
+def native_programs() -> Iterator[list[Program]]:
+    """Graphs have a native driver from their second call inside: the programs that are made."""
+    made: list[Program] = []
+
+    def noting(*args: Any) -> Program:
+        made.append(assemble(*args))
+        return made[-1]
+
+    bolide.reset()
+    with mock.patch.object(driver, "assemble", noting), bolide.inductor.config.patch(native_after=2):
+        yield made
+    bolide.reset()
 
 
 def plans_of(program: Callable[..., Any], *inputs: Any, **options: Any) -> list[CompiledGraph]:

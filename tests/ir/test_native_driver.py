@@ -17,32 +17,22 @@ import pytest
 import torch
 
 import bolide
-from bolide.inductor.config import config
 from bolide.inductor.runtime.native import driver, shims
 from bolide.inductor.runtime.native import instructions as ops
-from bolide.inductor.runtime.native.assemble import assemble
 from bolide.inductor.runtime.native.driver import _method, handle_offset
 from bolide.inductor.runtime.native.program import Operand, Program, Writer
 from bolide.support.symbols import symbol_address
 from bolide.symbolic import Expr
+from tests.plan_tools import native_programs
 
 HEADERS = ("generated/c_shim_cpu.h", "c/shim_cpu.h", "c/shim.h")
 
 
 @pytest.fixture(autouse=True)
-def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Program]]:
+def programs() -> Iterator[list[Program]]:
     """Graphs have a native driver from their second call: the programs that are made."""
-    made: list[Program] = []
-
-    def noting(*args: Any) -> Program:
-        made.append(assemble(*args))
-        return made[-1]
-
-    monkeypatch.setattr(driver, "assemble", noting)
-    bolide.reset()
-    with config.patch(native_after=2):
+    with native_programs() as made:
         yield made
-    bolide.reset()
 
 
 # ---- functions in C --------------------------------------------------------------------------------------------------

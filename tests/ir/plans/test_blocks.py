@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch._higher_order_ops import while_loop
 
 import bolide
-from bolide.inductor.config import config
 from bolide.inductor.ir.evaluate import evaluate
 from bolide.inductor.lowering import lower
 from bolide.inductor.plan import Branch, Free, Plan, Ref, Repeat, all_steps
@@ -22,29 +21,18 @@ from bolide.inductor.plan.codec import decode, digest, encode
 from bolide.inductor.plan.interpret import interpret
 from bolide.inductor.plan.parse import BadText, parse
 from bolide.inductor.plan.verify import InvalidPlan, verify
-from bolide.inductor.runtime.native import driver
-from bolide.inductor.runtime.native.assemble import assemble
 from bolide.inductor.runtime.native.program import Program
 from bolide.support import events
-from tests.plan_tools import check_plan, has_foreign, plans, plans_of
+from tests.plan_tools import check_plan, has_foreign, native_programs, plans, plans_of
 
 R = torch.randn
 
 
 @pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Program]]:
+def programs() -> Iterator[list[Program]]:
     """Graphs have a native driver from their second call: the programs that are made."""
-    made: list[Program] = []
-
-    def noting(*args: Any) -> Program:
-        made.append(assemble(*args))
-        return made[-1]
-
-    monkeypatch.setattr(driver, "assemble", noting)
-    bolide.reset()
-    with config.patch(native_after=2):
+    with native_programs() as made:
         yield made
-    bolide.reset()
 
 
 # ---- programs --------------------------------------------------------------------------------------------------------
