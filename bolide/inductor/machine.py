@@ -65,6 +65,25 @@ class Machine:
     most_laid_out: int = 1 << 12
     #: So many rows of a product are summed side by side, in registers.
     rows_at_once: int = 4
+    #: The weight gradient of a convolution over at most so many places (batch × height × width of the result) with at
+    #: least so many weights is a matrix product: oneDNN's own way reorders the weights at great cost.
+    most_places: int = 128
+    fewest_weights: int = 1 << 20
+    #: Work (`ir.scalar_ops`) that is done again in every reader of a value, with one load or none; and at a second
+    #: point of the same reader, or for every element of a broadcast.
+    free_work: int = 6
+    cheap_work: int = 16
+    #: The work of a load under a mask, or lane by lane. A value of `scratch_work` that several passes need is kept in
+    #: scratch memory; one of `stored_work` that is stored anyway is read back.
+    irregular_load: int = 8
+    scratch_work: int = 10
+    stored_work: int = 2
+    #: Where runs of so many elements are copied, loops go along what is read: they fill lines of memory.
+    shortest_run: int = 32
+    #: The body of a vector loop of more than so many instructions is written once, with a mask in every iteration, not
+    #: twice (whole vectors, then the rest). Loops of at most so many instructions all in all are written out.
+    twice: int = 30
+    written_out: int = 16
 
     @property
     def lanes(self) -> int:

@@ -20,16 +20,11 @@ from bolide.inductor.codegen.function_values import Accumulator, FunctionValues,
 from bolide.inductor.codegen.instructions import MEMORY
 from bolide.inductor.ir.loops import TILE, VECTOR_KINDS, Init, Kernel, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.walks import nodes_below, roots_in, roots_of, statements
-from bolide.inductor.machine import Machine, Target
+from bolide.inductor.machine import Machine
 
 #: Sums of floats over more iterations than this are added up in blocks of so many, these again, and so on up to so many
 #: levels: then the rounding error is near that of pairwise summation.
 BLOCK, LEVELS = 32, 3
-#: Bodies that cost more than this are written once, with a mask in every iteration, not twice (whole vectors, then the
-# rest).
-TWICE = 30
-#: Loops whose iterations all in all cost at most this are written out.
-WRITTEN_OUT = 16
 
 Body = Callable[[], None]
 
@@ -38,16 +33,18 @@ def kernel_code(kernel: Kernel, name: str, machine: Machine, declarations: dict[
     """The text of the functions of `kernel`, whose entry is @`name`."""
     dependences = Dependences(kernel)
     regions = parallel.regions_of(kernel.body, name)
-    functions = [_RegionWriter(kernel, dependences, machine.target, declarations).region(region) for region in regions]
+    functions = [_RegionWriter(kernel, dependences, machine, declarations).region(region) for region in regions]
     return "\n".join((*functions, parallel.entry(kernel, name, regions, machine, declarations)))
 
 
 class _RegionWriter:
     """Writes one region's function."""
 
-    def __init__(self, kernel: Kernel, dependences: Dependences, target: Target, declarations: dict[str, str]) -> None:
-        self.kernel, self.target = kernel, target
-        self.b = Builder(declarations, target)
+    def __init__(
+        self, kernel: Kernel, dependences: Dependences, machine: Machine, declarations: dict[str, str]
+    ) -> None:
+        self.kernel, self.machine, self.target = kernel, machine, machine.target
+        self.b = Builder(declarations, machine.target)
         self.r = FunctionValues(self.b, dependences)
         self._lanes: dict[int, int] = {}
 
@@ -290,7 +287,7 @@ class _RegionWriter:
             self.hoist(loop.body, changed_by((loop,)))
             if whole:
                 self._counted(loop, start, stop, lanes, inside(None))
-            elif cost(loop.body) > TWICE:
+            elif cost(loop.body) > self.machine.twice:
                 self._counted(loop, start, stop, lanes, inside(enabled))
             else:
                 self._twice(loop, start, stop, inside(None), inside(enabled))
@@ -394,7 +391,7 @@ class _RegionWriter:
         """The plain loop: phis for the position and for the accumulators that are updated in it. Few cheap iterations
         are written out."""
         b, r = self.b, self.r
-        if _is_short(loop, start, stop, step):
+        if _is_short(loop, start, stop, step, self.machine.written_out):
             assert start.number is not None and stop.number is not None
             for place in range(start.number, stop.number, step):
                 self._at(loop, b.const(place, "i64"), body)
@@ -425,11 +422,11 @@ class _RegionWriter:
         r.forget(changed_by(loop.body))
 
 
-def _is_short(loop: Loop, start: Value, stop: Value, step: int) -> bool:
-    """Whether so little is done in a loop that counting costs a good part of it."""
+def _is_short(loop: Loop, start: Value, stop: Value, step: int, most: int) -> bool:
+    """Whether a loop takes at most so many instructions all in all: counting would cost a good part of them."""
     if start.number is None or stop.number is None or any(isinstance(inner, Loop) for inner in loop.body):
         return False
-    return -(-(stop.number - start.number) // step) * cost(loop.body) <= WRITTEN_OUT
+    return -(-(stop.number - start.number) // step) * cost(loop.body) <= most
 
 
 def _at_most(start: Value, stop: Value, count: int) -> bool:

@@ -35,14 +35,13 @@ from bolide.inductor.ir.walks import (
     with_roots,
     writes,
 )
+from bolide.inductor.machine import Machine
 from bolide.symbolic import Expr
 
 #: (producer, coordinates, their operands) -> value
 Inlined = dict[tuple[str, tuple[Expr, ...], tuple[Node, ...]], Node]
 
 MOST_NODES = 400  # larger definitions are not inlined further: compile time grows, registers run out
-FREE = 6  # with one load or none, this much work is done again in every reader
-CHEAP = 16  # this much work is done again at a second point of the same reader, or for every element of a broadcast
 ROUNDS = 3  # a reader that is itself inlined leaves fewer readers behind
 
 
@@ -58,17 +57,17 @@ def prune(program: Program) -> Program:
     return replace(program, definitions=kept[::-1])
 
 
-def inline(program: Program) -> Program:
+def inline(program: Program, machine: Machine) -> Program:
     """The program with cheap or singly read pointwise definitions substituted into their readers."""
     for _ in range(ROUNDS):
         inlined: dict[str, Computed] = {}
-        program = prune(_round(program, inlined))
+        program = prune(_round(program, inlined, machine))
         if not inlined:
             break
     return program
 
 
-def _round(program: Program, inlined: dict[str, Computed]) -> Program:
+def _round(program: Program, inlined: dict[str, Computed], machine: Machine) -> Program:
     fixed = _kept_in_memory(program)
     readers = readers_of(program.definitions)
     values: Inlined = {}
@@ -76,7 +75,8 @@ def _round(program: Program, inlined: dict[str, Computed]) -> Program:
     for definition in program.definitions:
         if isinstance(definition, (Computed, Scatter)):
             definition = _with_inlined(definition, inlined, values)
-            if isinstance(definition, Computed) and _worth(definition, fixed, readers.get(definition.name, [])):
+            given = readers.get(definition.name, [])
+            if isinstance(definition, Computed) and definition.name not in fixed and _worth(definition, given, machine):
                 inlined[definition.name] = definition
         done.append(definition)
     return replace(program, definitions=done)
@@ -95,9 +95,9 @@ def _kept_in_memory(program: Program) -> frozenset[str]:
     return frozenset(kept)
 
 
-def _worth(definition: Computed, fixed: frozenset[str], readers: list[Definition]) -> bool:
+def _worth(definition: Computed, readers: list[Definition], machine: Machine) -> bool:
     """Whether readers compute the definition themselves."""
-    if definition.reduce_op is not None or definition.name in fixed:
+    if definition.reduce_op is not None:
         return False
     ops = [node.op for node in nodes_below((definition.value,))]
     work, loads = sum([SCALAR_OPS[op].work for op in ops]), ops.count("load")
@@ -108,11 +108,11 @@ def _worth(definition: Computed, fixed: frozenset[str], readers: list[Definition
         return False
     again = sum([number for number, _ in points]) > 1
     expands = any(_iterations(reader) is not volume(definition.shape) for reader in readers)
-    if loads <= 1 and work <= FREE:
+    if loads <= 1 and work <= machine.free_work:
         return True
     if len(readers) == 1:
-        return not (again or expands) or work <= CHEAP
-    return not again and not expands and loads <= 2 and work <= FREE
+        return not (again or expands) or work <= machine.cheap_work
+    return not again and not expands and loads <= 2 and work <= machine.free_work
 
 
 def _points(reader: Definition, name: str) -> tuple[int, bool]:

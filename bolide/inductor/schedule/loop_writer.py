@@ -154,8 +154,7 @@ def _passes(
             else:
                 run(level - 1).behind += store
     ordered = [passes[level] for level in sorted(passes)]
-    longest = machine.longest_row if schedule.scratch else 0
-    scratch = save_across_passes(ordered, schedule, longest) if len(ordered) > 1 else []
+    scratch = save_across_passes(ordered, schedule, machine) if len(ordered) > 1 else []
     for current in ordered:
         body += current.inits
         if current.inside:

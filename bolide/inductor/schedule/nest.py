@@ -11,7 +11,6 @@ from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.stages import Group, Space
 from bolide.symbolic import Expr
 
-SHORTEST_RUN = 32  # elements that fill a line of memory
 FAR = 1 << 60  # the stride of a symbolic or irregular access, for sorting
 
 
@@ -96,7 +95,9 @@ def choose_schedule(
         outer, expressions = _split(outer, expressions, serial, machine.lanes, rename)
     addresses, stores = expressions[: len(addresses)], _stores(stores, rename)
     ordering = addresses
-    if not inner and _has_runs(tuple(outer), addresses):  # memory is read ahead along its order, but not written so
+    if not inner and _has_runs(
+        tuple(outer), addresses, machine.shortest_run
+    ):  # memory is read ahead along its order, but not written so
         ordering = sorted(addresses, key=lambda expr: expr in stores)
     strides = {name: [_stride(expr, name) for expr in ordering] for name, _ in (*outer, *inner)}
     kept = serial if any(stage.mode == "set" for stage in group.stages) else ()  # of several values the last one stays
@@ -158,11 +159,11 @@ def _stride(expr: Expr, name: str) -> int:
     return abs(coefficient.value)
 
 
-def _has_runs(space: Space, addresses: list[Expr]) -> bool:
+def _has_runs(space: Space, addresses: list[Expr], shortest: int) -> bool:
     """Whether whole lines of memory are read and written, whatever the order of the other axes."""
     return any(
         extent.is_const
-        and extent.value >= SHORTEST_RUN
+        and extent.value >= shortest
         and all(_stride(expr, name) == (name in expr.free_vars) for expr in addresses)
         for name, extent in space
     )

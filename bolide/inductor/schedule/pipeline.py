@@ -44,7 +44,7 @@ def program_passes(machine: Machine, fusion: bool) -> dict[str, Callable[[Progra
     passes: dict[str, Callable[[Program], Program]] = {
         "prune": prune,
         "accumulate": accumulate_products,
-        "inline": inline,
+        "inline": partial(inline, machine=machine),
         "split": partial(split_reductions, machine=machine),
         "libraries": partial(choose_libraries, machine=machine),
         "checks": checks_first,

@@ -31,11 +31,6 @@ from bolide.tracing import libraries
 aten = torch.ops.aten
 PRODUCTS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default))
 
-#: A convolution over at most this many places (batch × height × width of the result) with at least this many weights
-#: gets its weight gradient from a matrix product: oneDNN's own way reorders the weights at great cost.
-MOST_PLACES = 128
-FEWEST_WEIGHTS = 1 << 20
-
 
 # ---- sums of products -----------------------------------------------------------------------------------------------
 
@@ -183,12 +178,12 @@ def choose_libraries(program: Program, machine: Machine) -> Program:
             elif definition.op in (aten.mm.default, aten.addmm.default):
                 calls = [_linear(definition, buffers, program.size_vars)]
             elif definition.op is aten.convolution_backward.default:
-                calls = [*_weight_gradient(definition)]
+                calls = [*_weight_gradient(definition, machine)]
         done += calls
     return replace(program, definitions=done)
 
 
-def _weight_gradient(extern: Extern) -> list[Extern]:
+def _weight_gradient(extern: Extern, machine: Machine) -> list[Extern]:
     """A convolution's backward with the weight gradient on its own, where that pays."""
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = extern.args
     shapes = (*grad.shape, *weight.shape)
@@ -197,7 +192,7 @@ def _weight_gradient(extern: Extern) -> list[Extern]:
     size = [extent.value for extent in weight.shape]
     places = grad.shape[0].value * grad.shape[2].value * grad.shape[3].value
     plain = extern.dtypes[1] is torch.float32 and extern.layouts[1] == Layout.row_major(weight.shape)
-    if not plain or places > MOST_PLACES or prod(size) < FEWEST_WEIGHTS:
+    if not plain or places > machine.most_places or prod(size) < machine.fewest_weights:
         return [extern]
 
     def part(result: int, op: torch._ops.OpOverload, args: tuple[Any, ...], shape: tuple[Expr, ...]) -> Extern:

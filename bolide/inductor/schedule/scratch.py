@@ -9,11 +9,8 @@ from bolide.inductor.ir.definitions import Layout, axis_vars, volume
 from bolide.inductor.ir.loops import Access, Init, Local, Node, Stmt, Store, Update
 from bolide.inductor.ir.scalar_ops import SCALAR_OPS
 from bolide.inductor.ir.walks import index_vars, nodes_below, rewriter, roots_in, with_roots
+from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.nest import Schedule
-
-IRREGULAR = 8  # cost of a load under a mask, or one lane at a time
-WORTH_SCRATCH = 10  # a value of this cost is kept in scratch memory
-WORTH_READING = 2  # a value of this cost that is stored anyway is read back
 
 
 @dataclass(slots=True)
@@ -25,17 +22,17 @@ class Pass:
     behind: list[Stmt]
 
 
-def save_across_passes(passes: list[Pass], schedule: Schedule, longest: int) -> list[Local]:
-    """Changes the passes so that costly values are computed in one only; gives the scratch memory that this takes, for
-    rows of at most `longest` elements."""
+def save_across_passes(passes: list[Pass], schedule: Schedule, machine: Machine) -> list[Local]:
+    """Changes the passes so that costly values are computed in one only; gives the scratch memory that this takes."""
     inner, vector = tuple([(axis.name, axis.extent) for axis in schedule.inner]), schedule.vector
-    state = _State(frozenset(name for name, _ in inner), vector)
+    state = _State(frozenset(name for name, _ in inner), vector, machine)
     locals_: list[Local] = []
     saved: dict[Node, Node] = {}  # value -> load that reads it back
     computed_in: dict[Node, Pass] = {}
     room = volume(extent for _, extent in inner)
     index = Layout.row_major([extent for _, extent in inner]).address(axis_vars(inner))
-    small = room.is_const and room.value <= longest and any(name == vector for name, _ in inner)
+    fits = room.is_const and room.value <= machine.longest_row
+    small = fits and schedule.scratch > 0 and any(name == vector for name, _ in inner)
     for current in passes:
         _read_back(current, saved)
         stores = [s for each in passes for s in each.inside if isinstance(s, Store)]
@@ -60,9 +57,10 @@ def save_across_passes(passes: list[Pass], schedule: Schedule, longest: int) -> 
 class _State:
     """What is known of nodes: whether they vary inside a row, and what they cost."""
 
-    def __init__(self, inner: frozenset[str], vector: str | None) -> None:
+    def __init__(self, inner: frozenset[str], vector: str | None, machine: Machine) -> None:
         self.inner = inner
         self.vector = vector
+        self.machine = machine
         self._full: dict[Node, bool] = {}
         self._cost: dict[Node, int] = {}
 
@@ -78,7 +76,7 @@ class _State:
             if node.op == "load":
                 step = node.arg.index.coefficient(self.vector) if self.vector else None
                 regular = step is not None and step.is_const and step.value in (0, 1) and not node.src
-                own = 1 if regular else IRREGULAR
+                own = 1 if regular else self.machine.irregular_load
             self._cost[node] = own + sum(map(self.cost, node.src)) if self.full(node) else 0
         return self._cost[node]
 
@@ -101,7 +99,8 @@ def _frontier(
         seen.add(node)
         if node in computed_in:
             cost = state.cost(node)
-            if cost >= WORTH_READING if node in stored else small and cost >= WORTH_SCRATCH:
+            machine = state.machine
+            if cost >= machine.stored_work if node in stored else small and cost >= machine.scratch_work:
                 frontier.append(node)
                 continue
         stack.extend(node.src)

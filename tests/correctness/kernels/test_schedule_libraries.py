@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from bolide.inductor import compiled_graph
+from bolide.inductor.machine import host_machine
 from bolide.inductor.runtime import externs
-from bolide.inductor.schedule import products as product_pass
 from bolide.tracing import libraries
 from tests.schedule_tools import check
 
@@ -61,7 +64,7 @@ def test_convolution_backward_is_split(
     monkeypatch: pytest.MonkeyPatch, images: int, onednn: bool, memory_format: torch.memory_format
 ) -> None:
     monkeypatch.setattr(libraries, "fastest", lambda *shape, **how: "onednn" if onednn else "aten")
-    monkeypatch.setattr(product_pass, "FEWEST_WEIGHTS", 1)
+    monkeypatch.setattr(compiled_graph, "host_machine", lambda: replace(host_machine(), fewest_weights=1))
 
     def backward(grad, x, w):
         return torch.ops.aten.convolution_backward.default(

@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import bolide
+from bolide.inductor import compiled_graph
 from bolide.inductor.config import config
+from bolide.inductor.machine import host_machine
 from bolide.inductor.plan import Call
 from bolide.inductor.runtime.native import assemble as assembling
 from bolide.inductor.runtime.results import tied_views
-from bolide.inductor.schedule import products
 from tests.plan_tools import plans
 
 R = torch.randn
@@ -49,7 +51,7 @@ def test_weight_gradients_of_convolutions(
     monkeypatch: pytest.MonkeyPatch,
     in_python,
 ) -> None:
-    monkeypatch.setattr(products, "FEWEST_WEIGHTS", 1)
+    monkeypatch.setattr(compiled_graph, "host_machine", lambda: replace(host_machine(), fewest_weights=1))
     seed = random.randrange(1 << 30)
     print("seed", seed)
     torch.manual_seed(seed)

@@ -60,6 +60,33 @@ def test_grain_decides_what_runs_on_threads():
     assert "GOMP_parallel" in compile_graph(gm, info, replace(HOST, grain=1 << 4)).kernels[0].llvm_ir
 
 
+def test_work_that_is_done_again():
+    def program(x):
+        y = torch.sin(x) * 2
+        return y[1:] + y[:-1]
+
+    x = torch.randn(8, 40)
+    counts = [len(kernels_on(replace(HOST, free_work=work, cheap_work=work), program, x)) for work in (0, 1000)]
+    assert counts == [2, 1]
+
+
+def test_values_that_several_passes_need():
+    def softmax(x):
+        return torch.softmax(x * 2, -1)
+
+    x = torch.randn(4, 500)
+    locals_of = [len(kernels_on(replace(HOST, scratch_work=work), softmax, x)[0].locals) for work in (1, 1000)]
+    assert locals_of[0] > locals_of[1] == 0
+
+
+def test_loops_that_are_written_out():
+    gm, info = graph_of(lambda x: x.sum(1), [torch.randn(8, 256)])
+    loops = [
+        compile_graph(gm, info, replace(HOST, written_out=most)).kernels[0].llvm_ir.count("loop") for most in (0, 100)
+    ]
+    assert loops[0] > loops[1]
+
+
 def test_the_host():
     assert HOST.threads == torch.get_num_threads()
     assert list(HOST.caches) == sorted(HOST.caches) and HOST.longest_row * 4 <= HOST.caches[0]

@@ -117,7 +117,7 @@ def test_numbers_are_inlined_without_making_them_again(monkeypatch: pytest.Monke
         program = lower(graph_of(sum_of_numbers, [R(count)])[0])
         calls: list[str] = []
         monkeypatch.setattr(Node, "make", lambda op, *args, calls=calls: calls.append(op) or make(op, *args))
-        inline(program)
+        inline(program, host_machine())
         monkeypatch.setattr(Node, "make", make)
         made.append(len(calls))
     assert made[1] < 2.5 * made[0], made
