@@ -13,7 +13,8 @@ import torch
 @dataclass(frozen=True, slots=True)
 class Target:
     """Instructions of a CPU. `vector_bits`: width of its registers. `sleef_f32`, `sleef_f64`: lanes of the Sleef
-    functions that suit it (0: call the C library lane by lane). `scales`: has an instruction for x · 2^n."""
+    functions that suit it (0: call the C library lane by lane). `scales`: has an instruction for x · 2^n. `dots`: has
+    one that adds products of 16-bit numbers."""
 
     name: str
     cpu: str
@@ -22,6 +23,7 @@ class Target:
     sleef_f32: int
     sleef_f64: int
     scales: bool
+    dots: bool = False
 
     @property
     def attributes(self) -> str:
@@ -96,12 +98,12 @@ class Machine:
         return 1 << (self.caches[0] // 4).bit_length() - 1
 
 
-#: (feature the host must have, name, register bits, Sleef lanes for float32 and float64, scales); the first that fits
-#: is taken.
+#: (feature the host must have, name, register bits, Sleef lanes for float32 and float64, scales, feature for dots); the
+#: first that fits is taken.
 LEVELS = (
-    ("avx512f", "avx512", 512, 16, 8, True),
-    ("avx2", "avx2", 256, 8, 4, False),
-    ("", "generic", 128, 0, 0, False),
+    ("avx512f", "avx512", 512, 16, 8, True, "avx512vnni"),
+    ("avx2", "avx2", 256, 8, 4, False, "avxvnni"),
+    ("", "generic", 128, 0, 0, False, ""),
 )
 
 
@@ -116,8 +118,9 @@ def host_target() -> Target:
     import llvmlite.binding as llvm
 
     features = llvm.get_host_cpu_features()
-    _, name, bits, f32, f64, scales = next(level for level in LEVELS if not level[0] or features.get(level[0]))
-    return Target(name, llvm.get_host_cpu_name(), features.flatten(), bits, f32, f64, scales)
+    level = next(level for level in LEVELS if not level[0] or features.get(level[0]))
+    _, name, bits, f32, f64, scales, dots = level
+    return Target(name, llvm.get_host_cpu_name(), features.flatten(), bits, f32, f64, scales, features.get(dots, False))
 
 
 @functools.cache

@@ -4,21 +4,36 @@ loop gets.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
+import torch
+
+from bolide.inductor.codegen import math32
+from bolide.inductor.codegen.builder import to_float32
 from bolide.inductor.ir.loops import Init, Kernel, Loop, Node, Stmt, Store, Update
-from bolide.inductor.ir.scalar_ops import SCALAR_OPS
+from bolide.inductor.ir.scalar_ops import DRAWS, SCALAR_OPS
 from bolide.inductor.ir.walks import index_vars, nodes_below, roots_in, statements
 
 #: In the names a value depends on, stands for "reads memory".
 READS = "load"
 
+#: Give one of their operands, perhaps with another sign, or a whole number near it: a bfloat16 of bfloat16s.
+EXACT = frozenset(
+    ("where", "neg", "abs", "min", "max", "fmin", "fmax", "copysign", "sign", "floor", "ceil", "trunc", "round")
+)
+#: Give a NaN only as the processor's arithmetic does: an operand's, or its own, whose lower half is zero. The C library
+#: and Sleef do not.
+ARITHMETIC = EXACT | math32.WITHOUT_CALLS
+ARITHMETIC |= {"add", "sub", "mul", "product", "div", "fma", "sqrt", "rsqrt", "recip", "erf_plus_1"}
+
 
 class Dependences:
     """The names each node depends on: axes, ``acc:x`` (an accumulator's value), ``buf:x`` (contents of a buffer that
-    the kernel writes), and `READS`."""
+    the kernel writes), and `READS`. `short`: what is known of the values."""
 
     def __init__(self, kernel: Kernel) -> None:
+        self.short = ShortFloats(kernel)
         self.written = {s.access.buffer for s in statements(kernel.body) if isinstance(s, Store)}
         self._names: dict[Node, frozenset[str]] = {}
 
@@ -36,6 +51,46 @@ class Dependences:
             return index_vars(node)
         buffer = node.arg.buffer
         return index_vars(node).union((READS, f"buf:{buffer}") if buffer in self.written else (READS,))
+
+
+class ShortFloats:
+    """Which float32 values are known to be short: a bfloat16, so that the lower half of their bits is zero."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._updates: dict[str, list[Node]] = {}
+        for statement in statements(kernel.body):
+            if isinstance(statement, Update):
+                self._updates.setdefault(statement.name, []).append(statement.value)
+        self._known: dict[Node, tuple[bool, bool]] = {}
+
+    def is_short(self, node: Node) -> bool:
+        """Whether every value of `node` is short."""
+        return self._facts(node)[0]
+
+    def has_short_nans(self, node: Node) -> bool:
+        """Whether the value of `node` is short wherever it is NaN."""
+        return self._facts(node)[1]
+
+    def _facts(self, node: Node) -> tuple[bool, bool]:
+        if node not in self._known:
+            for inner in nodes_below((node,), self._known.__contains__):
+                self._known[inner] = self._own(inner)
+        return self._known[node]
+
+    def _own(self, node: Node) -> tuple[bool, bool]:
+        if node.dtype is not torch.float32:
+            return False, False
+        if node.op == "cast":
+            source = node.src[0].dtype
+            return source is torch.bfloat16, source is torch.bfloat16 or not source.is_floating_point
+        if node.op == "const":
+            return struct.pack("<f", to_float32(node.arg))[:2] == b"\0\0", True
+        if node.op == "acc":
+            self._known[node] = False, False  # of an accumulator that is made of itself
+            return False, all(self.has_short_nans(value) for value in self._updates.get(node.arg, ()))
+        operands = [self._known[operand] for operand in node.src if operand.dtype is torch.float32]
+        short, short_nans = (all(facts) for facts in zip(*operands)) if operands else (False, False)
+        return short and node.op in EXACT, node.op in DRAWS or (short_nans and node.op in ARITHMETIC)
 
 
 def changed_by(body: Sequence[Stmt]) -> frozenset[str]:

@@ -22,6 +22,7 @@ from bolide.inductor.codegen.instructions import (
     computed,
     constant,
     through_bfloat16,
+    upper_half,
 )
 from bolide.inductor.codegen.philox import philox_normal, philox_uniform
 from bolide.inductor.codegen.scope import Scope, fits
@@ -93,6 +94,14 @@ def _half(parts: Parts, start: int, lanes: int) -> Parts:
     return tuple(part.b.shuffle(part, list(range(start, start + lanes))) for part in parts)
 
 
+def _rounded_to_bfloat16(node: Node) -> Node | None:
+    """The float32 that `node` is a cast of to bfloat16, perhaps to make a float32 of it again."""
+    if node.op == "cast" and node.dtype is torch.float32 and node.src[0].op == "cast":
+        node = node.src[0]
+    is_rounded = node.op == "cast" and node.dtype is torch.bfloat16 and node.src[0].dtype is torch.float32
+    return node.src[0] if is_rounded else None
+
+
 class FunctionValues(Scope):
     """`Scope`, the values of nodes, and the accumulators in scope."""
 
@@ -142,11 +151,19 @@ class FunctionValues(Scope):
                 return narrow
         if any(arg.lanes > 1 for arg in args):
             args = tuple(self.wide(arg) for arg in args)
-        if node.op == "cast" and node.dtype is torch.float32 and node.src[0].dtype is torch.bfloat16:
-            whole = next((operand for operand in node.src[0].src if operand.dtype is torch.float32), None)
-            if node.src[0].op == "cast" and whole in self._cache:
-                return through_bfloat16(self._cache[whole])
+        whole = _rounded_to_bfloat16(node)
+        if whole is not None and whole in self._cache:
+            rounded = self._through_bfloat16(whole)
+            return rounded if node.dtype is torch.float32 else upper_half(rounded)
         return computed(node.op, args, node.src[-1].dtype, node.dtype)
+
+    def _through_bfloat16(self, node: Node) -> Value:
+        """A float32 rounded to what a bfloat16 holds, if it may be anything else."""
+        value, short = self._cache[node], self.dependences.short
+        if short.is_short(node):
+            return value
+        key = ("bfloat16", value.text)
+        return self.recall(key) or self.remember(key, through_bfloat16(value, short.has_short_nans(node)))
 
     def _compare_places(self, node: Node) -> Value | None:
         """A comparison of index values (the edge of a padding, a causal mask) in 32 bits per lane, if that is

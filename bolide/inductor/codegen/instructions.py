@@ -57,7 +57,8 @@ def cast(value: Value, source: torch.dtype, target: torch.dtype) -> Value:
     if source in NARROW_FLOATS:
         return cast(_widen(value, source), torch.float32, target)
     if target in NARROW_FLOATS:
-        return _narrow(cast(value, source, torch.float32), target)
+        value = cast(value, source, torch.float32)
+        return b.convert("fptrunc", value, "half") if target == torch.float16 else upper_half(through_bfloat16(value))
     kind = REGISTER[target]
     if source == torch.bool and kind in FLOATS:
         return b.select(value, b.const(1.0, kind, value.lanes), 0.0)
@@ -80,29 +81,32 @@ def _widen(value: Value, source: torch.dtype) -> Value:
     return b.bitcast(b.convert("zext", value, "i32") << 16, "float")
 
 
-def _narrow(value: Value, target: torch.dtype) -> Value:
-    """float32 to the nearest 16-bit float, ties to even; NaN stays a quiet NaN."""
-    b = value.b
-    if target == torch.float16:
-        return b.convert("fptrunc", value, "half")
-    rounded = _rounded_bits(value)
-    high = b.convert("trunc", b.binary("lshr", rounded, b.like(16, rounded)), "i16")
-    return b.select(b.compare("fcmp uno", value, value), 0x7FC0, high)
+def upper_half(value: Value) -> Value:
+    """A float32 that is a bfloat16, as one."""
+    bits = value.b.bitcast(value, "i32")
+    return value.b.convert("trunc", value.b.binary("lshr", bits, value.b.like(16, bits)), "i16")
 
 
-def _rounded_bits(value: Value) -> Value:
-    """The bits of a float32, whose upper half is the nearest bfloat16, unless it is NaN."""
+def through_bfloat16(value: Value, short_nans: bool = False) -> Value:
+    """A float32 rounded to the nearest bfloat16, ties to even, without moving bits between lanes; NaN becomes a quiet
+    NaN. `short_nans`: the lower half of each NaN's bits is zero, so rounding leaves it a NaN."""
     b = value.b
     bits = b.bitcast(value, "i32")
-    odd = b.binary("lshr", bits, b.like(16, bits)) & 1
-    return bits + (odd + 0x7FFF)
+    lanes = b.target.vector_bits // 32
+    if b.target.dots and bits.lanes % lanes == 0:
+        rounded = b.in_chunks(_rounded_by_dots, lanes, (bits,))
+    else:
+        rounded = bits + ((b.binary("lshr", bits, b.like(16, bits)) & 1) + 0x7FFF)
+    result = b.bitcast(rounded & -0x10000, "float")
+    return result if short_nans else b.select(b.compare("fcmp uno", value, value), float("nan"), result)
 
 
-def through_bfloat16(value: Value) -> Value:
-    """A float32 rounded to what a bfloat16 holds: `cast` to that and back, without moving bits between lanes."""
-    b = value.b
-    rounded = b.bitcast(_rounded_bits(value) & -0x10000, "float")
-    return b.select(b.compare("fcmp uno", value, value), float("nan"), rounded)
+def _rounded_by_dots(bits: Value) -> Value:
+    """Adds 0x7FFF and the lowest bit of the upper half: the sum of the products of the halves (1, that bit) and
+    (0x7FFF, 1)."""
+    b = bits.b
+    name = f"llvm.x86.avx512.vpdpwssd.{32 * bits.lanes}"
+    return b.call(name, (bits, (bits & 0x10000) | 1, b.const(0x17FFF, "i32", bits.lanes)), "i32", bits.lanes)
 
 
 def _resize(value: Value, kind: str, unsigned: bool) -> Value:

@@ -292,3 +292,6 @@ INLINE = {
     "cosh": cosh,
     "sinh": sinh,
 }
+
+#: Those that are arithmetic alone.
+WITHOUT_CALLS = frozenset(INLINE) - {"cosh", "sinh"}

@@ -15,8 +15,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "ir"))
 from kernel_tools import acc, both, const, f32, i64, load, loop, op, param, run, store, var
 
 from bolide.inductor.codegen import compile_kernels
+from bolide.inductor.codegen.analysis import ARITHMETIC
 from bolide.inductor.codegen.compiler import module_text
 from bolide.inductor.ir.loops import Init, Kernel, Local, Node, Update
+from bolide.inductor.ir.scalar_ops import SCALAR_OPS
 from bolide.inductor.machine import Target, host_machine
 from bolide.inductor.runtime.kernels import sequence
 from bolide.symbolic import Expr
@@ -70,11 +72,13 @@ def test_rounding_to_bfloat16_is_exhaustive_in_the_low_half() -> None:
         run(rounding_kernel(1 << 16), {"x": x, "y": y.zero_(), "z": z})
         assert torch.equal(z.view(torch.int32), x.to(torch.bfloat16).float().view(torch.int32))
         assert torch.equal(y.view(torch.int16), x.to(torch.bfloat16).view(torch.int16))
-    x = torch.tensor([float("nan"), float("-nan"), float("inf"), float("-inf")] * 9)
-    y, z = torch.zeros(36, dtype=torch.bfloat16), torch.zeros(36)
-    run(rounding_kernel(36), {"x": x, "y": y, "z": z})
-    for found in (y.float(), z):
-        torch.testing.assert_close(found, x, rtol=0, atol=0, equal_nan=True)
+    specials = torch.tensor([float("nan"), float("-nan"), float("inf"), float("-inf")] * 9)
+    bits = torch.tensor([0x7F800001, 0x7FFFFFFF, -1, 0x7F80FFFF] * 9, dtype=torch.int32)  # other NaNs
+    for x in (specials, bits.view(f32)):
+        y, z = torch.zeros(36, dtype=torch.bfloat16), torch.zeros(36)
+        run(rounding_kernel(36), {"x": x, "y": y, "z": z})
+        for found in (y.float(), z):
+            torch.testing.assert_close(found, x, rtol=0, atol=0, equal_nan=True)
 
 
 def rounding_kernel(n: int) -> Kernel:
@@ -84,6 +88,34 @@ def rounding_kernel(n: int) -> Kernel:
     stores = (store("z", i, op("cast", narrow, dtype=f32)), store("y", i, narrow))
     params = (param("x", n, f32), param("y", n, torch.bfloat16, "out"), param("z", n, f32, "out"))
     return Kernel("rounding", params, (loop("vector", "i", n, *stores),))
+
+
+@pytest.mark.parametrize("dots", [True, False])
+def test_what_is_computed_of_bfloat16s_is_rounded_as_torch_does(dots: bool) -> None:
+    """Every operation whose NaN rounding takes for granted, or that it leaves out, on every bfloat16."""
+    n, machine = 1 << 16, host_machine()
+    machine = replace(machine, target=replace(machine.target, dots=machine.target.dots and dots))
+    short = torch.arange(n).to(torch.int16).view(torch.bfloat16)
+    buffers = {"x": short, "y": short[torch.randperm(n)], "z": short[torch.randperm(n)]}
+    i, names = var("i", n), sorted(ARITHMETIC)
+    given = [op("cast", load(name, i, torch.bfloat16), dtype=f32) for name in buffers]
+    stores = []
+    for row, name in enumerate(names):
+        condition = (op("lt", *given[:2], dtype=torch.bool),) if name == "where" else ()
+        value = op(name, *condition, *given[len(condition) : SCALAR_OPS[name].operands])
+        rounded = op("cast", value, dtype=torch.bfloat16)
+        negative = op("cast", op("neg", op("cast", rounded, dtype=f32)), dtype=torch.bfloat16)
+        stores += [store(b, i + row * n, v) for b, v in (("v", value), ("r", rounded), ("m", negative))]
+    outs = {"v": f32, "r": torch.bfloat16, "m": torch.bfloat16}
+    params = [param(name, n, torch.bfloat16) for name in buffers]
+    params += [param(name, n * len(names), dtype, "out") for name, dtype in outs.items()]
+    (compiled,) = compile_kernels([Kernel("k", tuple(params), (loop("vector", "i", n, *stores),))], machine)
+    results = {name: torch.zeros(len(names), n, dtype=dtype) for name, dtype in outs.items()}
+    compiled.launch(*(tensor.data_ptr() for tensor in (*buffers.values(), *results.values())))
+    wanted = results["v"].to(torch.bfloat16)
+    for found, right in ((results["r"], wanted), (-results["m"], wanted)):
+        same = (found.view(torch.int16) == right.view(torch.int16)) | (found.isnan() & right.isnan())
+        assert same.all(), [name for name, row in zip(names, same) if not row.all()]
 
 
 @pytest.mark.parametrize("name", ["floordiv", "truncdiv", "mod", "fmod"])
