@@ -108,7 +108,7 @@ def _compile(trace: Trace, outputs: Sequence[TracedTensor], request: _Request) -
     run = (_compile_training if signature.differentiable else _compile_inference)(trace, signature, request)
     if faults:
         run = with_history(run, faults)
-    written = [write.input for write in signature.writes if write.result is None and write.counted]
+    written = [write for write in signature.writes if write.result is None and write.counted]
     if written:
         run = counting_writes(run, written)
     numbers = {

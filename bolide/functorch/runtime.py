@@ -8,6 +8,7 @@ program does not need it.
 from __future__ import annotations
 
 import itertools
+import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,13 +22,14 @@ from bolide.functorch.second import SecondOrder
 from bolide.functorch.signature import ONE_OF_SEVERAL, InputWrite, Output, is_symbolic, with_sizes, with_views
 from bolide.functorch.transformed import Tangents, is_transformed, through
 from bolide.functorch.underived import raising
-from bolide.support.errors import WrongResult
+from bolide.support.errors import Refuted, WrongResult
 from bolide.support.locks import compiling
 from bolide.support.origins import refuse_mistake
 from bolide.tracing.modes import interruptible
 
 _set_grad_enabled = torch._C._set_grad_enabled
 _is_inference = torch._C.TensorBase.is_inference
+_version = operator.attrgetter("_version")
 _hooks_of_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
 
 
@@ -54,13 +56,22 @@ def without_autocast(run: Runner) -> Runner:
     return wrapped
 
 
-def counting_writes(run: Runner, written: Sequence[int]) -> Runner:
-    """Writes to inputs show in autograd's version counters, as eager's do, however the graph does them."""
+def counting_writes(run: Runner, writes: Sequence[InputWrite]) -> Runner:
+    """Writes to inputs show in autograd's version counters, as eager's do, whether or not the graph's own do. Eager
+    raises where a tensor of inference mode is written outside."""
+    written, plain = [write.input for write in writes], [write.plain for write in writes]
 
     def wrapped(inputs: list[Any]) -> Sequence[Any]:
         tensors = list(map(inputs.__getitem__, written))
+        if any(map(_is_inference, tensors)):
+            if any(map(_is_inference, itertools.compress(tensors, plain))):
+                raise Refuted("an inference tensor is written outside inference mode")
+            tensors = list(itertools.filterfalse(_is_inference, tensors))  # the others count no writes
+        before = list(map(_version, tensors))
         results = run(inputs)
-        torch._C._increment_version(list(itertools.filterfalse(_is_inference, tensors)))
+        after = list(map(_version, tensors))
+        uncounted = map(operator.eq, before, after)
+        torch._C._increment_version(tensors if before == after else list(itertools.compress(tensors, uncounted)))
         return results
 
     return wrapped

@@ -62,12 +62,14 @@ class Result:
 @dataclass(frozen=True, slots=True)
 class InputWrite:
     """An input that the program writes to. With `result`, the write is part of the history: autograd has to see it, so
-    the graph only computes that result. `counted`: autograd's version counter sees it.
+    the graph only computes that result. `counted`: autograd's version counter sees it. `plain`: it does so outside
+    inference mode.
     """
 
     input: int
     result: int | None
     counted: bool = True
+    plain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,8 @@ def describe(trace: Trace, outputs: Sequence[TracedTensor]) -> Signature:
     for index in trace.mutated_inputs():
         tensor = trace.inputs[index]
         with_history = _has_new_history(tensor, trace.leaves[index])
-        writes.append(InputWrite(index, len(results) if with_history else None, tensor.group.counted))
+        group, result = tensor.group, len(results) if with_history else None
+        writes.append(InputWrite(index, result, group.counted, group.plainly))
         if with_history:
             results.append(Result(tensor.node, tensor.meta, tensor))
     families: dict[int, list[TracedTensor]] = {}

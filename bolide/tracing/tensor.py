@@ -29,11 +29,11 @@ class AliasGroup:
     - `source`: the position of the graph's input whose storage it is, or None
     - `frozen`: it belongs to a real tensor that is no input, which must not be written
     - `shared`: another storage may be the same memory (another input, or what eager does not copy)
-    - `counted`: autograd has seen a write
+    - `counted`: autograd has seen a write; `plainly`: one outside inference mode
     - `inference`: it was made in inference mode
     """
 
-    __slots__ = ("base", "counted", "frozen", "inference", "shared", "source", "version")
+    __slots__ = ("base", "counted", "frozen", "inference", "plainly", "shared", "source", "version")
 
     def __init__(self, base: torch.fx.Node, source: int | None = None, frozen: bool = False) -> None:
         self.base = base
@@ -41,7 +41,7 @@ class AliasGroup:
         self.source = source
         self.frozen = frozen
         self.shared = False
-        self.counted = False
+        self.counted = self.plainly = False
         self.inference = source is None and not frozen and torch.is_inference_mode_enabled()
 
 

@@ -483,6 +483,7 @@ class Recorder(abc.ABC):
             value = self.call(aten._to_copy.default, value, dtype=old.dtype)
         self._store(target, self.restride(value, old))
         group.counted |= target.counts
+        group.plainly |= target.counts and not torch.is_inference_mode_enabled()
 
     def _store(self, target: TracedTensor, value: Node) -> None:
         group, chain = target.group, target.chain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -456,6 +457,69 @@ def test_versions_count_writes_in_place() -> None:
     before = p._version, c._version
     bolide.compile(fn)(p, c)
     assert p._version > before[0] and c._version > before[1]
+
+
+WRITING: dict[str, Program] = {
+    "a kernel": lambda p, x: done(p.add_(x)),
+    "a product": lambda p, x: done(p.copy_(x @ x.double().float()[:, :3])),
+    "a copy": lambda p, x: (q := x[:, :3] * 2, p.copy_(q))[0],
+}
+
+
+@pytest.mark.parametrize("name", WRITING)
+@pytest.mark.parametrize("options", [{}, {"native_after": 1}], ids=["readable", "native"])
+def test_one_write_counts_once(name: str, options: dict[str, Any]) -> None:
+    p, x = R(200, 3), R(200, 3) if name == "a kernel" else R(200, 200)
+    compiled = bolide.compile(WRITING[name], options=options)
+    for _ in range(3):
+        before = p._version
+        compiled(p, x)
+        assert p._version == before + 1
+
+
+def seen(p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Writes as an optimizer does."""
+    x.mul_(2)
+    p.add_(x)
+    return p.sum()
+
+
+def unseen(p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Writes that autograd is not told of."""
+    p.data.add_(x)
+    return p.sum()
+
+
+def inside(p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Writes in inference mode."""
+    with torch.inference_mode():
+        p.add_(x)
+        x.add_(p)
+    return x.exp()
+
+
+def outcome(fn: Program, *args: torch.Tensor) -> Any:
+    """What a call gives or raises, and its arguments afterwards."""
+    try:
+        return fn(*args), *args
+    except RuntimeError as error:
+        return str(error), *args
+
+
+@pytest.mark.parametrize("fn", [seen, unseen, inside])
+def test_tensors_of_inference_mode_are_written_inside_only(fn: Program) -> None:
+    compiled = bolide.compile(fn)
+    for made_inside, mode in itertools.product([False, True, False, True], [False, True]):
+        given, x = R(5), R(5)
+        y = x.clone()
+        with torch.inference_mode(made_inside):
+            mine, theirs = (given.clone(), x), (given.clone(), y)
+        with torch.inference_mode(mode):
+            expected, actual = outcome(fn, *theirs), outcome(compiled, *mine)
+        raises = made_inside and not mode and fn is seen
+        assert isinstance(expected[0], str) == raises
+        assert isinstance(actual[0], str) == raises and (not raises or actual[0] == expected[0])
+        torch.testing.assert_close(actual[raises:], expected[raises:])
 
 
 #: Of few columns: other products as small as these are kernels.
