@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import resource
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -212,6 +213,28 @@ def test_a_loop_gives_back_its_memory(programs: list[Program]) -> None:
         compiled(x)
     assert programs[0].runs >= 4
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 120 << 10  # a leak: 960 MiB
+
+
+def test_a_loop_can_be_interrupted(programs: list[Program]) -> None:
+    def fn(x: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+        return while_loop(lambda a: (a < end).all(), lambda a: (a + x,), (x,))[0]
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    compiled = bolide.compile(fn)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(torch.ones(3), torch.tensor(7.0)), torch.full((3,), 7.0))
+    runs = programs[0].runs
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            compiled(torch.zeros(3), torch.tensor(7.0))  # without an end
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert programs[0].runs == runs + 1
+    torch.testing.assert_close(compiled(torch.ones(3), torch.tensor(4.0)), torch.full((3,), 4.0))
 
 
 def test_random_numbers_in_a_way_are_those_of_its_backward(programs: list[Program]) -> None:

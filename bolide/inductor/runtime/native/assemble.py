@@ -271,7 +271,7 @@ class _Assembler:
         given = [*results, *self.arguments(step.arguments)]
         for slot, name in zip(results, step.carried):
             writer.share(slot, writer.slots[name])
-        start = writer.label()
+        start = writer.repeated()
         (flag,) = self.inside(step.condition, given)
         end = writer.unless(flag)
         writer.free([flag])

@@ -31,6 +31,7 @@ ITEM = 19  # frame word to fill, slot, bytes of the only element, its sign bit (
 SIZE = 20  # frame word to fill, slot, dimension
 UNLESS = 21  # slot, words from here to the next instruction unless the only element, a bool, is true
 JUMP = 22  # words from here to the next instruction
+SIGNALS = 23  # once in a while: handlers of signals may raise
 
 # Relations to 0.
 EQUAL = 0

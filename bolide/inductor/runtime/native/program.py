@@ -235,6 +235,12 @@ class Writer:
         self.natively()
         return len(self.code)
 
+    def repeated(self) -> int:
+        """This place, to which a loop comes back; it can be interrupted here."""
+        start = self.label()
+        self.code.append(ops.SIGNALS)
+        return start
+
     def led(self, jump: int) -> None:
         """This is where a jump goes."""
         self.code[jump + (2 if self.code[jump] == ops.UNLESS else 1)] = self.label() - jump

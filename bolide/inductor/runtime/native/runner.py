@@ -21,10 +21,12 @@ EXTERNALS = {
     "PyObject_Vectorcall": External("ptr", "PyObject_VectorcallDict", ("ptr", "ptr", "i64", "ptr")),
     "PyErr_Occurred": External("ptr", "PyErr_Occurred"),
     "PyErr_Clear": External("void", "PyErr_Clear"),
+    "PyErr_CheckSignals": External("i32", "PyErr_CheckSignals"),
     "Py_IncRef": External("void", "Py_IncRef", ("ptr",)),
     "Py_DecRef": External("void", "Py_DecRef", ("ptr",)),
     "SaveThread": External("ptr", "PyEval_SaveThread"),
     "RestoreThread": External("void", "PyEval_RestoreThread", ("ptr",)),
+    "clock_gettime": External("i32", "clock_gettime", ("i32", "ptr")),
     "memcpy": External("ptr", "memcpy", ("ptr", "ptr", "i64")),
     "memcmp": External("i32", "memcmp", ("ptr", "ptr", "i64")),
     "wrap": External("ptr", "_Z16THPVariable_WrapRKN2at10TensorBaseE", ("ptr",)),
@@ -107,6 +109,7 @@ def execute(control: int, objects: int, slots: int, frame: int) -> bool:
     code = word(control, ops.CODE)
     values = room(word(control, ops.LONGEST) + 1)
     thread = 0
+    moment = 0
     now = code
     while True:
         x = word(now, 1)
@@ -166,6 +169,15 @@ def execute(control: int, objects: int, slots: int, frame: int) -> bool:
                 size = 3 if item(word(slots, x), 1, 0) != 0 else word(now, 2)
             case ops.JUMP:
                 size = x
+            case ops.SIGNALS:
+                before = moment
+                moment = tick()
+                if before != 0 and before != moment:
+                    call("RestoreThread", thread)
+                    if call("PyErr_CheckSignals") != 0:
+                        return False
+                    thread = call("SaveThread")
+                size = 1
             case _:
                 put(frame, x, number(word(now), word(frame, word(now, 2)), word(frame, word(now, 3))))
         now += 8 * size
@@ -243,6 +255,13 @@ def extent(handle: int, dim: int) -> int:
     facts = room(1)
     call("sizes", handle, facts)
     return word(word(facts), dim)
+
+
+def tick() -> int:
+    """The time in units of 2^26 ns, some 15 a second."""
+    now = room(2)
+    call("clock_gettime", 6, now)  # CLOCK_MONOTONIC_COARSE, which is read in some nanoseconds
+    return 16 * word(now) + (word(now, 1) >> 26)
 
 
 def holds(relation: int, value: int) -> bool:
