@@ -289,6 +289,9 @@ def _named(args: Args) -> str:
 def _type_call(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if not args:
         return NATIVE
+    if not isinstance(args[0], type):
+        name = class_of(args[0]).__name__
+        raise TypeError(f"descriptor '__call__' requires a 'type' object but received a '{name}'")
     frame = vm.frames[-1]
     result = construct(vm, frame, args[0], args[1:], kwargs)
     if result is True:

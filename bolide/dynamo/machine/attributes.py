@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo import polyfills
+from bolide.dynamo import policy, polyfills
 from bolide.dynamo.bytecode.forms import VERSION
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.originals import original_of
@@ -96,6 +96,8 @@ def _of_stand_in(vm: Machine, owner: object, name: str) -> object:
     vm.trace.where = vm.where()
     if name == "__class__":
         return seen
+    if name == "__doc__":
+        return class_attribute(seen, name)
     if hasattr(seen, name):
         return getattr(owner, name)
     raise no_attribute(name_in_c(seen), name)
@@ -361,6 +363,8 @@ def class_namespace(vm: Machine, cls: type, namespace: object) -> object:
 def _class_value(vm: Machine, cls: type, name: str, value: object) -> object:
     """A plain value stored on a class."""
     if type(value) in (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType):
+        return value
+    if name == "__doc__" and not policy.is_python_class(cls):  # fixed, and `cls.__doc__` cuts off a signature
         return value
     if id(cls) in vm.world.classes.own:  # what it has from outside is found there
         cls = next((base for base in cls.__mro__ if name in base.__dict__), cls)
