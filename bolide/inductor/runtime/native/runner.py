@@ -109,7 +109,8 @@ def execute(control: int, objects: int, slots: int, frame: int) -> bool:
     code = word(control, ops.CODE)
     values = room(word(control, ops.LONGEST) + 1)
     thread = 0
-    moment = 0
+    moment = room(1)
+    put(moment, 0, 0)
     now = code
     while True:
         x = word(now, 1)
@@ -170,27 +171,16 @@ def execute(control: int, objects: int, slots: int, frame: int) -> bool:
             case ops.JUMP:
                 size = x
             case ops.SIGNALS:
-                before = moment
-                moment = tick()
-                if before != 0 and before != moment:
-                    call("RestoreThread", thread)
-                    if call("PyErr_CheckSignals") != 0:
-                        return False
-                    thread = call("SaveThread")
+                if interrupted(thread, moment):
+                    return False
                 size = 1
             case _:
                 put(frame, x, number(word(now), word(frame, word(now, 2)), word(frame, word(now, 3))))
         now += 8 * size
         if step != 0:
-            held = thread == 0
-            if not held:
-                call("RestoreThread", thread)
-                thread = 0
-            if not python(code + 8 * step, slots, frame):
+            if not python(code + 8 * step, slots, frame, thread):
                 return False
             now = code + 8 * word(code + 8 * step, 1)
-            if not held:
-                thread = call("SaveThread")
     if thread != 0:
         call("RestoreThread", thread)
     return True
@@ -257,11 +247,21 @@ def extent(handle: int, dim: int) -> int:
     return word(word(facts), dim)
 
 
-def tick() -> int:
-    """The time in units of 2^26 ns, some 15 a second."""
+def interrupted(thread: int, moment: int) -> bool:
+    """Whether the handler of a signal raises, in which case the interpreter lock is held afterwards. They are looked
+    for some 15 times a second; `moment`: where it is noted when that was last."""
     now = room(2)
     call("clock_gettime", 6, now)  # CLOCK_MONOTONIC_COARSE, which is read in some nanoseconds
-    return 16 * word(now) + (word(now, 1) >> 26)
+    before = word(moment)
+    tick = 16 * word(now) + (word(now, 1) >> 26)
+    put(moment, 0, tick)
+    if before == 0 or before == tick:
+        return False
+    call("RestoreThread", thread)
+    if call("PyErr_CheckSignals") != 0:
+        return True
+    call("SaveThread")
+    return False
 
 
 def holds(relation: int, value: int) -> bool:
@@ -339,8 +339,11 @@ def floor(left: int, right: int) -> int:
 # ---- steps in Python -------------------------------------------------------------------------------------------------
 
 
-def python(step: int, slots: int, frame: int) -> bool:
-    """Makes a step in Python; not if it raises. The interpreter lock is held."""
+def python(step: int, slots: int, frame: int, thread: int) -> bool:
+    """Makes a step in Python; not if it raises, in which case the interpreter lock is held afterwards. Before, it is
+    if `thread` is 0."""
+    if thread != 0:
+        call("RestoreThread", thread)
     count = word(step, 2)
     args = room(count + 1)
     now = step + 24
@@ -373,6 +376,8 @@ def python(step: int, slots: int, frame: int) -> bool:
         now += 16
         i += 1
     call("Py_DecRef", answer)
+    if thread != 0:
+        call("SaveThread")
     return True
 
 
