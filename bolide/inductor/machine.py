@@ -82,6 +82,17 @@ class Machine:
     stored_work: int = 2
     #: Where runs of so many elements are copied, loops go along what is read: they fill lines of memory.
     shortest_run: int = 32
+    #: A nest that reads across memory runs in blocks of so many iterations of its vector axis (so many rows are read
+    #: side by side) and tiles of so many along what is read.
+    block: int = 64
+    tile: int = 16
+    #: A scatter updates rows in the first of these blocks, in elements, of which a row has at least `fewest_blocks`,
+    #: for threads to share.
+    row_blocks: tuple[int, ...] = (256, 128, 64, 32)
+    fewest_blocks: int = 4
+    #: A loop is split at conditions on its axis into at most so many pieces. (A vector axis only if one fills a
+    #: register.)
+    most_pieces: int = 4
     #: The body of a vector loop of more than so many instructions is written once, with a mask in every iteration, not
     #: twice (whole vectors, then the rest). Loops of at most so many instructions all in all are written out.
     twice: int = 30

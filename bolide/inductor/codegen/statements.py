@@ -18,7 +18,7 @@ from bolide.inductor.codegen.analysis import Dependences, changed_by, cost, lane
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.function_values import Accumulator, FunctionValues, Parts
 from bolide.inductor.codegen.instructions import MEMORY
-from bolide.inductor.ir.loops import TILE, VECTOR_KINDS, Init, Kernel, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.loops import VECTOR_KINDS, Init, Kernel, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.walks import nodes_below, roots_in, roots_of, statements
 from bolide.inductor.machine import Machine
 
@@ -227,8 +227,8 @@ class _RegionWriter:
         """A ``tile`` loop: whole tiles written out, with transposed registers for the loads that run along it; what is
         left of the axis as a plain loop."""
         b, r = self.b, self.r
-        count, whole = r.scalar(loop.axis.extent), TILE
-        loads = turned_loads(loop, r.vector) if r.vector is not None and TILE % r.lanes == 0 else []
+        count, whole = r.scalar(loop.axis.extent), loop.axis.extent.bounds()[1] or 0
+        loads = turned_loads(loop, r.vector) if r.vector is not None and whole % r.lanes == 0 else []
         if not loads or (count.number is not None and count.number != whole):
             self._serial(loop, b.const(0, "i64"), count)
             return

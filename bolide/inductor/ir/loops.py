@@ -64,15 +64,14 @@ class Node:
 
 AxisKind = Literal["parallel", "serial", "vector", "tile", "reduce", "reduce_vector", "scan"]
 VECTOR_KINDS: frozenset[AxisKind] = frozenset(("vector", "reduce_vector"))
-TILE = 16
 ReduceOp = Literal["sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "xor"]
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
     """A loop variable running from 0 to `extent` - 1. ``vector`` axes are innermost among pointwise axes;
-    ``reduce_vector`` is a vectorised reduction axis. A ``tile`` axis is a serial one of at most `TILE` iterations right
-    inside a vector loop: pointwise stores, whose loads along the axis are taken as vectors and transposed. A ``scan``
+    ``reduce_vector`` is a vectorised reduction axis. A ``tile`` axis is a short serial one right inside a vector
+    loop: pointwise stores, whose loads along the axis are taken as vectors and transposed. A ``scan``
     axis is a serial one in which an accumulator may be read after its update: it is the reduction up to there."""
 
     name: str

@@ -1,107 +1,46 @@
-"""Loop IR to loop IR: nests in tiles, iterations side by side, loops split where a condition on their axis changes."""
+"""Loop IR to loop IR, as a schedule says: nests in blocks, iterations side by side, loops split where a condition on
+their axis changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import torch
 
 from bolide.inductor.ir.definitions import axis_var
-from bolide.inductor.ir.loops import TILE, Axis, AxisKind, Init, Loop, Node, Stmt, Store, Update
-from bolide.inductor.ir.walks import (
-    crosses,
-    loads_of,
-    nodes_below,
-    rewriter,
-    roots_in,
-    statements,
-    substitute,
-    substituted_arg,
-    with_roots,
-)
+from bolide.inductor.ir.loops import Axis, AxisKind, Init, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.walks import nodes_below, rewriter, roots_in, substitute, substituted_arg, with_roots
 from bolide.symbolic import Expr
 
-#: Vector iterations of a block of tiles: so many rows are read side by side.
-BLOCK = 64
-#: A row is updated in pieces of so many elements, of which there are at least a few for threads to share.
-ROW_PIECES = (256, 128, 64, 32)
-FEWEST_PIECES = 4
-#: A loop is split into at most so many, of a vector axis only if one is so long; all have at most so many nodes.
-MOST_PIECES = 4
-LONGEST_AT_LEAST = 16
-MOST_NODES = 250
+Rewriter = Callable[[Node], Node]
 
-# ---- tiles ---------------------------------------------------------------------------------------------------------
+# ---- blocks --------------------------------------------------------------------------------------------------------
 
 
-def tiled(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """The body in tiles, if it is a nest of pointwise stores that would read across memory; else as it is.
+def in_blocks(axes: Sequence[Axis], blocks: Mapping[str, int], stores: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """Stores in loops over `axes`, some of which run in blocks of so many iterations.
 
-    ``parallel …, vector v: out[v + …] = f(x[p + S·v])`` becomes ``parallel v's blocks, parallel p's tiles, vector v in
-    its block, tile p: …``."""
-    axes, stores = _nest(body)
-    along = _shared([_unit_axes(store.access.index, axes) for store in stores])
-    loads = [node.arg.index for node in loads_of(roots_in(stores)) if not node.src] if along else []
-    for vector in along:
-        for axis in axes:
-            if axis is not vector and any(crosses(index, axis.name, vector.name) for index in loads):
-                return _in_tiles(axes, vector, axis, stores) if min(map(_extent, (vector, axis))) >= TILE else body
-    return body
-
-
-def _nest(body: Sequence[Stmt]) -> tuple[list[Axis], list[Store]]:
-    """The axes and stores of a perfect nest of parallel loops with one vector loop innermost; none if it is another."""
-    axes: list[Axis] = []
-    while len(body) == 1 and isinstance(body[0], Loop) and body[0].axis.kind in ("parallel", "vector"):
-        axes.append(body[0].axis)
-        body = body[0].body
-    stores = [statement for statement in body if isinstance(statement, Store)]
-    plain = len(stores) == len(body) and all(s.mode == "set" and not s.operands for s in stores)
-    names = {axis.name for axis in axes}
-    if not (plain and len(axes) > 1 and axes[-1].kind == "vector") or _rereads(stores):
-        return [], []
-    return ([], []) if any(not names.isdisjoint(axis.extent.free_vars) for axis in axes) else (axes, stores)
-
-
-def _rereads(stores: Sequence[Store]) -> bool:
-    stored = {store.access.buffer for store in stores}
-    return any(node.arg.buffer in stored for node in loads_of(roots_in(stores)))
-
-
-def _unit_axes(index: Expr, axes: Sequence[Axis]) -> list[Axis]:
-    coefficients = [(axis, index.coefficient(axis.name)) for axis in axes]
-    return [axis for axis, by in coefficients if by is not None and by.is_const and by.value == 1]
-
-
-def _shared(sets: Sequence[list[Axis]]) -> list[Axis]:
-    return [axis for axis in sets[0] if all(axis in other for other in sets)] if sets else []
-
-
-def _extent(axis: Axis) -> int:
-    """A number to compare extents by; symbolic ones count as large."""
-    return axis.extent.value if axis.extent.is_const else 1 << 40
-
-
-def _in_tiles(axes: Sequence[Axis], vector: Axis, tile: Axis, stores: Sequence[Store]) -> tuple[Stmt, ...]:
-    others = [replace(axis, kind="parallel") for axis in axes if axis not in (vector, tile)]
-    blocks, steps = f"{vector.name}b", f"{tile.name}b"
-    block_axes = [_blocks(vector, blocks, BLOCK), _blocks(tile, steps, TILE)]
-    inner = [_inside(vector, blocks, BLOCK, "vector"), _inside(tile, steps, TILE, "tile")]
-    place = {
-        vector.name: axis_var(blocks, block_axes[0].extent) * BLOCK + axis_var(vector.name, inner[0].extent),
-        tile.name: axis_var(steps, block_axes[1].extent) * TILE + axis_var(tile.name, inner[1].extent),
-    }
+    The loops over blocks are parallel, inside the other parallel loops; the serial loops follow, and the loops within
+    the blocks are innermost: vector for the vector axis, tile for another one. ``vector v, serial s`` (rows that are
+    scattered) becomes ``parallel v's blocks, serial s, vector v in its block``; ``parallel p, vector v`` (a
+    transposition) ``parallel v's blocks, parallel p's tiles, vector v in its block, tile p``."""
+    cut = sorted([axis for axis in axes if axis.name in blocks], key=lambda axis: axis.kind != "vector")
+    outside, inside, place = [], [], {}
+    for axis in cut:
+        size, block = blocks[axis.name], f"{axis.name}b"
+        outside.append(Axis(block, axis.extent.ceildiv(size), "parallel"))
+        inside.append(_inside(axis, block, size, "vector" if axis.kind == "vector" else "tile"))
+        first = axis_var(block, outside[-1].extent) * size
+        place[axis.name] = first + axis_var(axis.name, inside[-1].extent)
+    parallel = [axis for axis in axes if axis not in cut and axis.kind == "parallel"]
+    serial = [axis for axis in axes if axis not in cut and axis.kind != "parallel"]
     new = substitute(place)
-    body: tuple[Stmt, ...] = tuple([with_roots(store, new, access=store.access.subs(place)) for store in stores])
-    for axis in reversed([*others, *block_axes, *inner]):
+    body: tuple[Stmt, ...] = tuple([_moved(store, place, new) for store in stores])
+    for axis in reversed([*parallel, *outside, *serial, *inside]):
         body = (Loop(axis, body),)
     return body
-
-
-def _blocks(axis: Axis, name: str, size: int) -> Axis:
-    return Axis(name, axis.extent.ceildiv(size), "parallel")
 
 
 def _inside(axis: Axis, block: str, size: int, kind: AxisKind) -> Axis:
@@ -110,6 +49,16 @@ def _inside(axis: Axis, block: str, size: int, kind: AxisKind) -> Axis:
         return Axis(axis.name, Expr.const(size), kind)
     left = axis.extent - axis_var(block, axis.extent.ceildiv(size)) * size
     return Axis(axis.name, Expr.min(left, size), kind)
+
+
+def _moved(statement: Stmt, place: Mapping[str, Expr], new: Rewriter) -> Stmt:
+    """A store, or loops over stores, with axes at other places; `new` does so in nodes."""
+    if isinstance(statement, Loop):
+        extent = statement.axis.extent.subs(place)
+        body = tuple([_moved(inner, place, new) for inner in statement.body])
+        return Loop(replace(statement.axis, extent=extent), body)
+    assert isinstance(statement, Store)
+    return with_roots(statement, new, access=statement.access.subs(place))
 
 
 # ---- rows side by side ----------------------------------------------------------------------------------------------
@@ -164,103 +113,73 @@ def _renaming(place: Mapping[str, Expr], suffix: str) -> Callable[[Node], Node]:
     return rewriter(rule)
 
 
-# ---- scatters ------------------------------------------------------------------------------------------------------
-
-
-def rows_outside(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """``vector v: serial s: stores`` (a scatter of rows) as ``parallel blocks of v: serial s: vector v in its block``:
-    whole pieces of rows are updated, and the place of each is found once for all of them."""
-    loop = body[0] if len(body) == 1 else None
-    if not isinstance(loop, Loop):
-        return body
-    if loop.axis.kind == "parallel":
-        return (replace(loop, body=rows_outside(loop.body)),)
-    kinds, inside = [], loop.body
-    while len(inside) == 1 and isinstance(only := inside[0], Loop):
-        kinds.append(only.axis)
-        inside = only.body
-    size = next((size for size in ROW_PIECES if _extent(loop.axis) >= FEWEST_PIECES * size), None)
-    stores = [statement for statement in inside if isinstance(statement, Store)]
-    plain = loop.axis.kind == "vector" and all(axis.kind == "serial" for axis in kinds)
-    if not (kinds and plain and size is not None and len(stores) == len(inside)):
-        return body
-    block = f"{loop.axis.name}b"
-    outer, vector = _blocks(loop.axis, block, size), _inside(loop.axis, block, size, "vector")
-    place = {loop.axis.name: axis_var(block, outer.extent) * size + axis_var(vector.name, vector.extent)}
-    new = substitute(place)
-    inside = tuple([with_roots(store, new, access=store.access.subs(place)) for store in stores])
-    for axis in reversed([outer, *kinds, vector]):
-        inside = (Loop(axis, inside),)
-    return inside
-
-
 # ---- loops split at bounds -----------------------------------------------------------------------------------------
 
 
-def split_at_bounds(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """The body with loops over pointwise stores split where a condition on their axis alone changes (the parts of a
-    concatenation, halves that are rotated): in each piece it is known, and its selections and masks go."""
-    loops = [statement for statement in body if isinstance(statement, Loop) and _is_pointwise(statement)]
-    if not any(node.op == "ge" and node.src[0].op == "index" for node in nodes_below(roots_in(loops))):
-        return body
+def split_at(body: tuple[Stmt, ...], places: Mapping[str, Sequence[int]]) -> tuple[Stmt, ...]:
+    """The body, loops over stores, with each axis of `places` split at those of its places where a condition on it
+    alone changes: in each piece the condition is known, and its selections and masks go."""
     done: list[Stmt] = []
     for statement in body:
-        if isinstance(statement, Loop) and _is_pointwise(statement):
-            done += [replace(piece, body=split_at_bounds(piece.body)) for piece in _pieces(statement)]
+        if isinstance(statement, Loop):
+            done += [replace(piece, body=split_at(piece.body, places)) for piece in _pieces(statement, places)]
         else:
             done.append(statement)
     return tuple(done)
 
 
-def _is_pointwise(loop: Loop) -> bool:
-    """Whether only stores are inside."""
-    return all(isinstance(s, (Loop, Store)) for s in statements(loop.body))
-
-
-def _pieces(loop: Loop) -> list[Loop]:
+def _pieces(loop: Loop, places: Mapping[str, Sequence[int]]) -> list[Loop]:
     axis = loop.axis
-    if not axis.extent.is_const:
+    wanted = places.get(axis.name)
+    if wanted is None:
         return [loop]
-    nodes = list(nodes_below(roots_in(loop.body)))
-    inside = {place for node in nodes if (place := _threshold(node, axis.name)) is not None}
-    edges = [0, *sorted(place for place in inside if 0 < place < axis.extent.value), axis.extent.value]
-    lengths = [end - start for start, end in pairwise(edges)]
-    long = axis.kind != "vector" or max(lengths) >= LONGEST_AT_LEAST
-    if len(lengths) == 1 or len(lengths) > MOST_PIECES or not long or len(lengths) * len(nodes) > MOST_NODES:
+    pieces = pieces_of(axis, nodes_below(roots_in(loop.body)), wanted)
+    if len(pieces) == 1:
         return [loop]
-    return [_piece(loop, start, length) for start, length in zip(edges, lengths)]
-
-
-def _threshold(node: Node, axis: str) -> int | None:
-    """The first place on the axis at which a comparison `index >= 0` has another value than before."""
-    if node.op != "ge" or node.src[0].op != "index" or node.src[1].op != "const" or node.src[1].arg != 0:
-        return None
-    expr: Expr = node.src[0].arg
-    step = expr.coefficient(axis)
-    if expr.free_vars != {axis} or step is None or not step.is_const:
-        return None
-    return -(expr.offset // step.value) if step.value > 0 else expr.offset // -step.value + 1
+    return [_piece(loop, start, length) for start, length in pieces]
 
 
 def _piece(loop: Loop, start: int, length: int) -> Loop:
+    place, new = piece_of(loop.axis, start, length)
     axis = replace(loop.axis, extent=Expr.const(length))
-    place = {axis.name: axis_var(axis.name, axis.extent) + start}
+    return Loop(axis, tuple([_moved(statement, place, new) for statement in loop.body]))
+
+
+def pieces_of(axis: Axis, nodes: Iterable[Node], wanted: Sequence[int] | None = None) -> list[tuple[int, int]]:
+    """(start, length) of the pieces of an axis, whose extent is a number, in which all conditions on it alone are
+    known; `wanted`: the only places where it may be split."""
+    extent = axis.extent.value
+    inside = {place for node in nodes if (place := _threshold(node, axis.name)) is not None and 0 < place < extent}
+    edges = [0, *sorted(inside if wanted is None else inside.intersection(wanted)), extent]
+    return [(start, end - start) for start, end in pairwise(edges)]
+
+
+def piece_of(axis: Axis, start: int, length: int) -> tuple[dict[str, Expr], Rewriter]:
+    """What becomes of the axis in a piece of it, and a function that makes the nodes of the piece."""
+    place = {axis.name: axis_var(axis.name, Expr.const(length)) + start}
 
     def rule(node: Node, src: tuple[Node, ...]) -> Node | None:
         arg = substituted_arg(node, place)
         new = node if arg is node.arg and src == node.src else Node.make(node.op, node.dtype, src, arg)
         return _simpler(new)
 
-    new = rewriter(rule)
+    return place, rewriter(rule)
 
-    def moved(statement: Stmt) -> Stmt:
-        if isinstance(statement, Loop):
-            extent = statement.axis.extent.subs(place)
-            return Loop(replace(statement.axis, extent=extent), tuple(map(moved, statement.body)))
-        assert isinstance(statement, Store)
-        return with_roots(statement, new, access=statement.access.subs(place))
 
-    return Loop(axis, tuple(map(moved, loop.body)))
+def is_bound(node: Node) -> bool:
+    """Whether a node compares an index with 0."""
+    return node.op == "ge" and node.src[0].op == "index" and node.src[1].op == "const" and node.src[1].arg == 0
+
+
+def _threshold(node: Node, axis: str) -> int | None:
+    """The first place on the axis at which a comparison `index >= 0` has another value than before."""
+    if not is_bound(node):
+        return None
+    expr: Expr = node.src[0].arg
+    step = expr.coefficient(axis)
+    if expr.free_vars != {axis} or step is None or not step.is_const:
+        return None
+    return -(expr.offset // step.value) if step.value > 0 else expr.offset // -step.value + 1
 
 
 def _simpler(node: Node) -> Node:

@@ -101,6 +101,8 @@ def _loop(state: _State, loop: Loop) -> None:
         raise state.fail(f"vector loop {axis.name} stands inside another vector loop")
     if axis.kind == "parallel" and any(kind != "parallel" for kind in kinds):
         raise state.fail(f"parallel loop {axis.name} stands inside a {kinds[-1]} loop")
+    if axis.kind == "tile" and axis.extent.bounds()[1] is None:
+        raise state.fail(f"tile loop {axis.name} has no bound")
     outside = state.parallel_outside
     if axis.kind in ("parallel", "vector"):
         state.parallel_outside = set(state.accumulators)

@@ -13,12 +13,12 @@ from typing import Literal
 
 from bolide.inductor.ir.definitions import Element
 from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Local, Loop, Node, Param, Stmt, Store, Update
-from bolide.inductor.ir.rewrites import jammed, rows_outside, split_at_bounds, tiled
+from bolide.inductor.ir.rewrites import in_blocks, jammed, split_at
 from bolide.inductor.ir.scalar_ops import DRAWS
 from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
 from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.inline import select
-from bolide.inductor.schedule.nest import Schedule, choose_schedule
+from bolide.inductor.schedule.nest import Schedule, choose_schedule, cut
 from bolide.inductor.schedule.scratch import Pass, save_across_passes
 from bolide.inductor.schedule.stages import Buffer, Group, Scheduling, Stage
 from bolide.symbolic import Expr
@@ -33,16 +33,11 @@ class Piece:
     target: Expr | None
 
 
-def schedule_of(group: Group, pieces: list[Piece], machine: Machine) -> Schedule:
-    """The schedule that is chosen for a group."""
+def schedule_of(group: Group, pieces: list[Piece], machine: Machine) -> tuple[Schedule, list[Piece]]:
+    """The schedule that is chosen for a group, and the pieces over the schedule's axes."""
     nodes = _nodes(pieces)
-    stores = frozenset(piece.target for piece in pieces if piece.target is not None)
-    return choose_schedule(group, _addresses(pieces, nodes), stores, _indices(nodes), machine)
-
-
-def kernel_of(group: Group, pieces: list[Piece], schedule: Schedule, ctx: Scheduling, name: str) -> Kernel:
-    """The kernel of a group of these pieces, as the schedule says."""
-    buffers = ctx.buffers
+    targets = frozenset(piece.target for piece in pieces if piece.target is not None)
+    schedule = choose_schedule(group, _addresses(pieces, nodes), targets, _indices(nodes), machine)
     if schedule.rename:
         renamed = dict(schedule.rename)
         new = substitute(renamed)
@@ -50,9 +45,20 @@ def kernel_of(group: Group, pieces: list[Piece], schedule: Schedule, ctx: Schedu
             Piece(with_roots(piece.stage, new), None if piece.target is None else piece.target.subs(renamed))
             for piece in pieces
         ]
+    if schedule.inner:
+        return schedule, pieces
+    stores = [_store(piece.stage, piece.target) for piece in pieces if piece.target is not None]
+    return cut(schedule, stores, machine), pieces
+
+
+def kernel_of(group: Group, pieces: list[Piece], schedule: Schedule, ctx: Scheduling, name: str) -> Kernel:
+    """The kernel of a group of these pieces, which are over the schedule's axes, as the schedule says."""
+    buffers = ctx.buffers
     nodes = _nodes(pieces)
     inside, scratch = _passes(pieces, len(group.space), schedule, ctx.machine)
-    body = split_at_bounds(rows_outside(tiled(_outer_loops(schedule, inside))))
+    body = _outer_loops(schedule, inside)
+    if schedule.splits:
+        body = split_at(body, dict(schedule.splits))
     if schedule.jam is not None:
         body = jammed(body, *schedule.jam)
     params = _params(pieces, nodes, buffers)
@@ -191,6 +197,8 @@ def _outer_loops(schedule: Schedule, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]
     if not schedule.outer and any(isinstance(statement, Init) for statement in body):
         # accumulators live inside a top-level loop
         return _loops((Axis("once", Expr.const(1), "parallel"),), body)
+    if schedule.blocks:
+        return in_blocks(schedule.outer, dict(schedule.blocks), body)
     return _loops(schedule.outer, body)
 
 

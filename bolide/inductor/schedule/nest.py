@@ -3,15 +3,19 @@ parallel."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bolide.inductor.ir.definitions import axis_var, volume
-from bolide.inductor.ir.loops import VECTOR_KINDS, Axis
+from bolide.inductor.ir.loops import VECTOR_KINDS, Axis, Node, Store
+from bolide.inductor.ir.rewrites import is_bound, piece_of, pieces_of
+from bolide.inductor.ir.walks import crosses, loads_of, nodes_below, roots_in
 from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.stages import Group, Space
 from bolide.symbolic import Expr
 
 FAR = 1 << 60  # the stride of a symbolic or irregular access, for sorting
+MOST_NODES = 250  # the pieces of a loop that is split have at most so many nodes: compile time grows
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,8 @@ class Schedule:
     in one thread, inside all others); an axis inside is reduce or reduce_vector, which are serial and vector where a
     pass over them only stores. At most one axis is a vector axis, the innermost of its loops that are not serial.
     `jam`: the parallel axis of which so many iterations run side by side in one, each with accumulators of its own.
+    `blocks`: axes outside that run in blocks of so many iterations (`rewrites.in_blocks`). `splits`: axes outside that
+    are split at these places, wherever a condition on them changes there. Both are for kernels without axes inside.
     `rename`: what became of the group's axes that were merged. `scratch`: the most rows of memory that keep values from
     pass to pass. `why`: a reason for each choice."""
 
@@ -30,6 +36,8 @@ class Schedule:
     rename: tuple[tuple[str, Expr], ...] = ()
     scratch: int = 0
     jam: tuple[str, int] | None = None
+    blocks: tuple[tuple[str, int], ...] = ()
+    splits: tuple[tuple[str, tuple[int, ...]], ...] = ()
     why: tuple[str, ...] = ()
 
     @property
@@ -51,8 +59,12 @@ class Schedule:
     def text(self) -> str:
         """The schedule for people: a line for what is bound, and one for each reason."""
         bound = " ".join(f"{axis.kind} {axis.name} < {axis.extent}" for axis in (*self.outer, *self.inner))
-        jam = [] if self.jam is None else ["{} {} at a time".format(*self.jam)]
-        return "\n".join([" ".join([bound or "one element", *jam]), *self.why])
+        parts = [bound or "one element"]
+        parts += ["{} {} at a time".format(*self.jam)] if self.jam is not None else []
+        parts += [f"{name} in blocks of {size}" for name, size in self.blocks]
+        parts += [f"{name} split at {', '.join(map(str, places))}" for name, places in self.splits]
+        parts += [f"{self.scratch} rows of scratch memory at most"] if self.scratch else []
+        return "\n".join([", ".join(parts), *self.why])
 
     def with_vector(self, name: str | None, why: str = "as was asked") -> Schedule:
         """The schedule with another vector axis (None: without one)."""
@@ -62,16 +74,26 @@ class Schedule:
         outer.sort(key=lambda axis: ("parallel", "vector", "serial").index(axis.kind))
         inner.sort(key=lambda axis: axis.kind == "reduce_vector")
         reasons = (*self.why, f"vector {name}: {why}")
-        return replace(self, outer=tuple(outer), inner=tuple(inner), jam=None, why=reasons)
+        return replace(self, outer=tuple(outer), inner=tuple(inner), jam=None, blocks=(), why=reasons)
 
     def alternatives(self) -> list[Schedule]:
         """Other schedules that compute the same: for a search."""
         names = [axis.name for axis in (*self.outer, *self.inner) if axis.kind != "serial" and axis.name != self.vector]
-        without = [replace(self, scratch=0, why=(*self.why, "no scratch memory: as was asked"))]
-        apart = [replace(self, jam=None, why=(*self.why, "nothing jammed: as was asked"))]
-        vectors = [self.with_vector(name) for name in names]
-        vectors += [self._exchanged(place) for place in range(len(self.outer) - 1) if self._may_exchange(place)]
-        return [*vectors, *(without if self.scratch else []), *(apart if self.jam is not None else [])]
+        others = [self.with_vector(name) for name in names]
+        others += [self._exchanged(place) for place in range(len(self.outer) - 1) if self._may_exchange(place)]
+        if self.scratch:
+            others.append(replace(self, scratch=0, why=(*self.why, "no scratch memory: as was asked")))
+        if self.jam is not None:
+            others.append(replace(self, jam=None, why=(*self.why, "nothing jammed: as was asked")))
+        if self.splits:
+            others.append(replace(self, splits=(), why=(*self.why, "nothing split: as was asked")))
+        if self.blocks:
+            (name, size), *rest = self.blocks
+            others.append(replace(self, blocks=(), why=(*self.why, "no blocks: as was asked")))
+            for other in (size // 2, size * 2):
+                why = (*self.why, f"blocks of {other}: as was asked")
+                others.append(replace(self, blocks=((name, other), *rest), why=why))
+        return others
 
     def _may_exchange(self, place: int) -> bool:
         """Whether a parallel loop and the one inside it may change places."""
@@ -132,6 +154,86 @@ def choose_schedule(
         if any(stage.scan for stage in group.stages)
         else _jammed(schedule, accesses, machine.rows_at_once // sums)
     )
+
+
+def cut(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedule:
+    """The schedule of a kernel of these stores alone with its axes in blocks, and split, where that pays."""
+    schedule = _in_tiles(schedule, stores, machine)
+    schedule = _in_row_blocks(schedule, machine)
+    if not any(map(is_bound, nodes_below(roots_in(stores)))):
+        return schedule
+    cut = dict(schedule.blocks)
+    found: dict[str, set[int]] = {}
+    _splits([axis for axis in schedule.outer if axis.name not in cut], list(roots_in(stores)), machine, found)
+    splits = tuple([(name, tuple(sorted(places))) for name, places in found.items()])
+    why = [f"split {name}: no conditions on it are left" for name in found]
+    return replace(schedule, splits=splits, why=(*schedule.why, *why))
+
+
+def _in_tiles(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedule:
+    """The schedule in blocks and tiles, if the stores read across memory along their vector axis: every line of memory
+    is fetched once then."""
+    axes = schedule.outer
+    plain = all(store.mode == "set" and not store.operands for store in stores)
+    if not plain or len(axes) < 2 or axes[-1].kind != "vector" or _rereads(stores):
+        return schedule
+    along = [axis for axis in axes if all(_is_one(store.access.index.coefficient(axis.name)) for store in stores)]
+    loads = [node.arg.index for node in loads_of(roots_in(stores)) if not node.src] if along else []
+    for vector in along:
+        for axis in axes:
+            if axis is not vector and any(crosses(index, axis.name, vector.name) for index in loads):
+                if min(map(_extent, (vector, axis))) < machine.tile:
+                    return schedule
+                if schedule.vector != vector.name:
+                    schedule = schedule.with_vector(vector.name, "stores are consecutive along it")
+                why = f"blocks of {vector.name}, tiles of {axis.name}: loads are consecutive along {axis.name}"
+                blocks = ((vector.name, machine.block), (axis.name, machine.tile))
+                return replace(schedule, blocks=blocks, why=(*schedule.why, why))
+    return schedule
+
+
+def _rereads(stores: Sequence[Store]) -> bool:
+    stored = {store.access.buffer for store in stores}
+    return any(node.arg.buffer in stored for node in loads_of(roots_in(stores)))
+
+
+def _is_one(coefficient: Expr | None) -> bool:
+    return coefficient is not None and coefficient.is_const and coefficient.value == 1
+
+
+def _extent(axis: Axis) -> int:
+    """A number to compare extents by; symbolic ones count as large."""
+    return axis.extent.value if axis.extent.is_const else FAR
+
+
+def _in_row_blocks(schedule: Schedule, machine: Machine) -> Schedule:
+    """The schedule of a scatter with its vector axis in blocks outside the serial ones: whole blocks of rows are
+    updated, and the place of each row is found once for all elements of its block."""
+    vector = next((axis for axis in schedule.outer if axis.kind == "vector"), None)
+    if vector is None or schedule.outer[-1].kind != "serial":
+        return schedule
+    size = next((size for size in machine.row_blocks if _extent(vector) >= machine.fewest_blocks * size), None)
+    if size is None:
+        return schedule
+    why = f"blocks of {vector.name}: rows are scattered"
+    return replace(schedule, blocks=((vector.name, size),), why=(*schedule.why, why))
+
+
+def _splits(axes: Sequence[Axis], roots: list[Node], machine: Machine, found: dict[str, set[int]]) -> None:
+    """Notes the places where the loops over `axes` around these values are worth a split."""
+    for position, axis in enumerate(axes):
+        if not axis.extent.is_const:
+            continue
+        nodes = list(nodes_below(roots))
+        pieces = pieces_of(axis, nodes)
+        longest = max(length for _, length in pieces)
+        fits = 1 < len(pieces) <= machine.most_pieces and len(pieces) * len(nodes) <= MOST_NODES
+        if fits and (axis.kind != "vector" or longest >= machine.lanes):
+            found.setdefault(axis.name, set()).update(start for start, _ in pieces[1:])
+            for piece in pieces:
+                _, new = piece_of(axis, *piece)
+                _splits(axes[position + 1 :], [new(root) for root in roots], machine, found)
+            return
 
 
 def _jammed(schedule: Schedule, addresses: list[Expr], most: int) -> Schedule:

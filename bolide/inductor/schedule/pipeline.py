@@ -143,12 +143,12 @@ def _write(
 
 
 def _kernel(group: Group, stored: set[str], ctx: Scheduling, name: str, tune: Tune) -> tuple[Schedule, Kernel]:
-    pieces = pieces_of(group, stored, ctx.buffers)
+    chosen, pieces = schedule_of(group, pieces_of(group, stored, ctx.buffers), ctx.machine)
 
     def kernel_for(schedule: Schedule) -> Kernel:
         return kernel_of(group, pieces, schedule, ctx, name)
 
-    schedule = tune(schedule_of(group, pieces, ctx.machine), kernel_for)
+    schedule = tune(chosen, kernel_for)
     return schedule, kernel_for(schedule)
 
 

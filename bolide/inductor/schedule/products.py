@@ -21,7 +21,7 @@ from bolide.inductor.ir.definitions import (
     axis_var,
     axis_vars,
 )
-from bolide.inductor.ir.loops import TILE, Node
+from bolide.inductor.ir.loops import Node
 from bolide.inductor.ir.walks import readers_of, viewed
 from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.stages import is_one
@@ -105,7 +105,9 @@ def _is_small(product: Extern, buffers: Mapping[str, Described], machine: Machin
     plain = product.dtypes[0] in (torch.float32, torch.float64) and all(isinstance(bias, View) for bias in biases)
     *_, rows, inner, columns = [extent.value for extent in extents]
     ready = _has_rows(b, buffers)
-    ready = ready or (inner % TILE == columns % TILE == 0 and inner * columns <= machine.most_laid_out * rows)
+    ready = ready or (
+        inner % machine.tile == columns % machine.tile == 0 and inner * columns <= machine.most_laid_out * rows
+    )
     worth = columns >= machine.lanes and inner > 1
     return plain and ready and worth and 0 < prod(extent.value for extent in extents) <= machine.most_multiplications
 

@@ -9,18 +9,28 @@ import torch
 import torch.nn.functional as F
 
 import bolide
-from bolide.inductor.ir.loops import Kernel, Node, Stmt, Store
-from bolide.inductor.ir.rewrites import LONGEST_AT_LEAST, MOST_PIECES, rows_outside, split_at_bounds
+from bolide.inductor.ir.loops import Kernel, Loop, Node, Stmt, Store
+from bolide.inductor.ir.rewrites import in_blocks, split_at
 from bolide.inductor.ir.walks import loads_of, roots_in, statements
+from bolide.inductor.machine import host_machine
+from bolide.inductor.schedule.nest import Schedule, cut
 from bolide.symbolic import Expr
 from tests.ir.kernel_tools import both, const, i64, load, loop, op, param, store, var
 from tests.schedule_tools import check
 
 SIZE = 400
+MACHINE = host_machine()
 
 
 def at_least(expr: Expr) -> Node:
     return Node.make("ge", torch.bool, (Node.make("index", i64, (), expr), const(0, i64)))
+
+
+def split_at_bounds(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """The nest, split where its schedule says."""
+    axes = tuple([statement.axis for statement in statements(body) if isinstance(statement, Loop)])
+    inside = [statement for statement in statements(body) if isinstance(statement, Store)]
+    return split_at(body, dict(cut(Schedule(axes, ()), inside, MACHINE).splits))
 
 
 def stores(body: tuple[Stmt, ...]) -> int:
@@ -57,9 +67,9 @@ def test_masks_go_and_few_pieces_stay_few() -> None:
     split = split_at_bounds(selecting(3, 64, [(1, -32)]))
     assert stores(split) == 2
     assert not any(node.arg.masked for node in loads_of(roots_in(split)))
-    many = selecting(3, 200, [(1, -20 * k) for k in range(1, MOST_PIECES + 1)])
+    many = selecting(3, 200, [(1, -20 * k) for k in range(1, MACHINE.most_pieces + 1)])
     assert split_at_bounds(many) == many
-    short = selecting(3, LONGEST_AT_LEAST - 1, [(1, -2)])
+    short = selecting(3, MACHINE.lanes - 1, [(1, -2)])
     assert split_at_bounds(short) == short
 
 
@@ -99,9 +109,10 @@ def test_scatters_go_row_by_row() -> None:
         value = load("x", i * columns + j)
         there = Expr.var("$0", 0, places - 1) * columns + j
         update = store("out", there, value, load("index", i, i64), mode=mode)
-        body = (loop("vector", "j", columns, loop("serial", "i", rows, update)),)
-        split = rows_outside(body)
-        assert split != body
+        axes = (loop("vector", "j", columns).axis, loop("serial", "i", rows).axis)
+        (blocks,) = cut(Schedule(axes, ()), [update], MACHINE).blocks
+        assert blocks == ("j", 32)
+        split = in_blocks(axes, dict([blocks]), [update])
         params = (param("out", places * columns, role="inout"), param("x", rows * columns), param("index", rows, i64))
         given = {
             "out": torch.zeros(places * columns),

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 import bolide
-from bolide.inductor.ir.loops import TILE, Axis, Kernel, Loop
-from bolide.inductor.ir.rewrites import tiled
+from bolide.inductor.ir.loops import Axis, Kernel, Loop
+from bolide.inductor.ir.rewrites import in_blocks
 from bolide.inductor.ir.walks import statements
+from bolide.inductor.machine import host_machine
+from bolide.inductor.schedule.nest import Schedule, cut
 from tests.ir.kernel_tools import both, load, loop, op, param, store, var
 from tests.schedule_tools import check
 
+MACHINE = host_machine()
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)
 
 
@@ -29,7 +32,10 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def transposition(rows: int, columns: int) -> Kernel:
     i, j = var("i", columns), var("j", rows)
     value = op("add", load("x", j * columns + i), load("y", i * rows + j))
-    body = tiled((loop("parallel", "i", columns, loop("vector", "j", rows, store("out", i * rows + j, value))),))
+    axes = (loop("parallel", "i", columns).axis, loop("vector", "j", rows).axis)
+    stores = [store("out", i * rows + j, value)]
+    blocks = cut(Schedule(axes, ()), stores, MACHINE).blocks
+    body = in_blocks(axes, dict(blocks), stores)
     size = rows * columns
     return Kernel("turn", (param("out", size, role="out"), param("x", size), param("y", size)), body)
 
@@ -44,9 +50,10 @@ def test_tiles_touch_their_own_memory_only() -> None:
 
 
 def test_small_kernels_and_those_along_memory_stay_as_they_are() -> None:
-    assert all(axis.kind != "tile" for axis in axes_of(transposition(TILE - 1, 100)))
-    row = loop("parallel", "i", 64, loop("vector", "j", 64, store("out", 0, load("x", var("j", 64)))))
-    assert tiled((row,)) == (row,)
+    assert all(axis.kind != "tile" for axis in axes_of(transposition(MACHINE.tile - 1, 100)))
+    axes = (loop("parallel", "i", 64).axis, loop("vector", "j", 64).axis)
+    schedule = Schedule(axes, ())
+    assert cut(schedule, [store("out", var("j", 64), load("x", var("j", 64)))], MACHINE) is schedule
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,6 +38,14 @@ def one_number(x, y):
     return (x * 2).sum()
 
 
+def turned_parts(x, y):
+    return torch.nn.functional.pad(y, (0, 0, 0, 0, 1, 1)) + x.transpose(1, 2)
+
+
+def scattered_rows(x, y):
+    return y.new_zeros(7, 200).index_add(0, torch.tensor([1, 0, 1, 6, 1, 3, 0]), x.expand(33, 7, 200)[0])
+
+
 PROGRAMS = [add_across, normalized, column_sums, scattered, one_number]
 
 
@@ -61,6 +70,29 @@ def test_every_alternative_computes_the_same(program, choice):
     for mine, theirs in zip(graph([*inputs]), [expected] if isinstance(expected, torch.Tensor) else expected):
         assert_same(mine, theirs, rtol=1e-4, atol=1e-4)
     assert all(report.schedule in seen for report in graph.kernels)
+
+
+@pytest.mark.parametrize("program", [turned_parts, scattered_rows], ids=lambda program: program.__name__)
+def test_blocks_and_splits_are_data_of_the_schedule(program):
+    """Loops are cut where the schedule says so, and in no other one of those that compute the same."""
+    inputs = (R(4, 40, 50), R(2, 50, 40)) if program is turned_parts else (R(1, 7, 200), R(1))
+    plain = compiled(program, inputs)
+    expected = program(*inputs)
+    expected = [expected] if isinstance(expected, torch.Tensor) else expected
+    assert any(report.schedule.blocks for report in plain.kernels)
+    assert any(report.schedule.splits for report in plain.kernels) == (program is turned_parts)
+    shown = {report.schedule: report.ir.body for report in plain.kernels}
+    for change in ({"blocks": ()}, {"splits": ()}, {"blocks": (), "splits": ()}):
+
+        def tune(schedule, kernel_of, change=change):
+            return replace(schedule, **change)
+
+        graph = compile_graph(*graph_of(program, inputs), tune=tune)
+        for mine, theirs in zip(graph([*inputs]), expected):
+            assert_same(mine, theirs)
+        for report, (schedule, body) in zip(graph.kernels, shown.items()):
+            assert (report.ir.body == body) == (replace(schedule, **change) == schedule)
+            assert not any(name in report.schedule.text() for name in ("in blocks of", "split at")) or len(change) == 1
 
 
 def test_a_schedule_is_a_value():
