@@ -24,7 +24,7 @@ GIVING = frozenset((
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
     *("aten::convolution", "aten::convolution_backward", "aten::cat", "aten::topk", "aten::pad", "aten::nonzero"),
-    *("aten::sort", "aten::sort.stable"),
+    *("aten::sort", "aten::sort.stable", "aten::mkldnn_rnn_layer"),
     *("aten::cumsum", "aten::cumprod", "aten::max_pool2d_with_indices", "aten::max_pool2d_with_indices_backward"),
     *("aten::avg_pool2d", "aten::avg_pool2d_backward", "aten::_adaptive_avg_pool2d"),
     *("aten::_adaptive_avg_pool2d_backward", "aten::randint.low"),
