@@ -18,6 +18,9 @@ from bolide.inductor.ir.walks import index_vars, nodes_below, roots_in, statemen
 #: In the names a value depends on, stands for "reads memory".
 READS = "load"
 
+#: A body is light up to this cost: what waits for itself is then done for more lanes. A loop is long from so many
+#: iterations on.
+LIGHT, LONG = 24, 64
 #: Give one of their operands, perhaps with another sign, or a whole number near it: a bfloat16 of bfloat16s.
 EXACT = frozenset(
     ("where", "neg", "abs", "min", "max", "fmin", "fmax", "copysign", "sign", "floor", "ceil", "trunc", "round")
@@ -126,8 +129,27 @@ def lanes_for(loop: Loop, vector_bits: int) -> int:
     lanes = vector_bits // (64 if min(sizes, default=4) == 8 else min(32, 8 * max(sizes)) if moves else 32)
     if loop.axis.kind != "scan" and (loop.axis.kind == "reduce_vector" or updated_in(loop.body)):
         work = cost(loop.body)
-        lanes *= 4 if work <= 12 else 2 if work <= 24 else 1
+        lanes *= 4 if work <= LIGHT // 2 else 2 if work <= LIGHT else 1
     limit = loop.axis.extent.bounds()[1]
     while limit is not None and lanes > 1 and lanes // 2 >= limit:
         lanes //= 2
     return lanes
+
+
+def _is_long(loop: Loop) -> bool:
+    most = loop.axis.extent.bounds()[1]
+    return loop.axis.kind == "reduce" and (most is None or most >= LONG)
+
+
+def strip_lanes(loop: Loop, lanes: int, vector_bits: int) -> int:
+    """Lanes of a vector loop around long reductions that run across memory: more than `lanes`, so that longer runs of
+    memory are read, if its accumulators then fill half of the registers (there are 32 of 512 bits, 16 of fewer)."""
+    reductions = [inner for inner in loop.body if isinstance(inner, Loop) and _is_long(inner)]
+    updates = {s.name: s for s in statements(reductions) if isinstance(s, Update)}
+    if loop.axis.kind != "vector" or not updates or cost(loop.body) > LIGHT:
+        return lanes
+    bits = sum(max(32, 8 * s.value.dtype.itemsize) + (0 if s.position is None else 32) for s in updates.values())
+    strip = vector_bits // 32 * vector_bits // bits
+    strip = 1 << strip.bit_length() - 1
+    extent = loop.axis.extent.bounds()[1]
+    return lanes if extent is not None and extent < strip else max(lanes, strip)

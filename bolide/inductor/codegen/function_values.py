@@ -13,7 +13,7 @@ import torch
 
 from bolide.inductor.codegen.accesses import load, prepare
 from bolide.inductor.codegen.analysis import READS, Dependences
-from bolide.inductor.codegen.builder import FLOATS, Builder, Value
+from bolide.inductor.codegen.builder import BITS, FLOATS, Builder, Value
 from bolide.inductor.codegen.instructions import (
     COMPARISONS,
     INSTRUCTIONS,
@@ -31,20 +31,26 @@ from bolide.inductor.ir.scalar_ops import JOINED_BY, identity
 from bolide.inductor.ir.walks import nodes_below
 from bolide.symbolic import as_expr
 
-NO_POSITION = (1 << 63) - 1
-
 #: The values of one accumulator: (value,), or (value, position) for argmin/argmax.
 Parts = tuple[Value, ...]
+
+
+def no_position(places: str) -> int:
+    """What stands for the place of nothing, behind all others: the largest number of that type."""
+    return int((1 << BITS[places] - 1) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
     """`home`: lanes of the block it was declared in. Its value is in partial results, one for each number of lanes that
-    it is updated with."""
+    it is updated with. `places`: the type that positions are kept in. `in_order`: each lane is given them in rising
+    order."""
 
     op: ReduceOp
     dtype: torch.dtype
     home: int
+    places: str = "i64"
+    in_order: bool = False
 
     @property
     def blocked(self) -> bool:
@@ -54,7 +60,29 @@ class Accumulator:
     def initial(self, b: Builder, lanes: int) -> Parts:
         """What a reduction over nothing gives."""
         start = b.const(identity(self.op, self.dtype), REGISTER[self.dtype], lanes)
-        return (start, b.const(NO_POSITION, "i64", lanes)) if self.op in ("argmin", "argmax") else (start,)
+        if self.op not in ("argmin", "argmax"):
+            return (start,)
+        return (start, b.const(no_position(self.places), self.places, lanes))
+
+    def updated(self, old: Parts, new: Parts) -> Parts:
+        """`old` after an update. Where positions rise, only what is better counts, not what is as good: then what is as
+        good as nothing has no position (see `position`)."""
+        if not self.in_order:
+            return self.join(old, new)
+        (a, place), (c, new_place) = old, new
+        if c.scalar in FLOATS:  # NaN is better than numbers
+            better = a.b.compare("fcmp ult" if self.op == "argmin" else "fcmp ugt", c, a)
+            better = better & a.b.compare("fcmp ord", a, a)
+        else:
+            better = compare("lt" if self.op == "argmin" else "gt", self.dtype, c, a)
+        return a.b.select(better, c, a), a.b.select(better, new_place, place)
+
+    def position(self, place: Value) -> Value:
+        """An int64 of a position. Where nothing was better than nothing, all elements are equal: the first one."""
+        b = place.b
+        if self.in_order:
+            place = b.select(b.compare("icmp eq", place, no_position(self.places)), 0, place)
+        return place if self.places == "i64" else b.convert("sext", place, "i64")
 
     def join(self, left: Parts, right: Parts) -> Parts:
         """Both together; `right` comes later in order."""
@@ -195,7 +223,13 @@ class FunctionValues(Scope):
                 parts = accumulator.across_lanes(parts)
             total = parts if total is None else accumulator.join(total, parts)
         assert total is not None
-        return total[-1]
+        return accumulator.position(total[1]) if len(total) > 1 else total[0]
+
+    def place(self, node: Node, places: str) -> Value:
+        """The value of a position in every lane, in the type that positions are kept in."""
+        if places == "i64":
+            return self.wide(self.value(node))
+        return self.lane_sum(node.arg.terms, node.arg.offset, places)
 
     # ---- code motion ----
 

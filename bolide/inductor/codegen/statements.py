@@ -14,13 +14,15 @@ from functools import partial
 
 from bolide.inductor.codegen import parallel
 from bolide.inductor.codegen.accesses import prepare, store, turned, turned_loads
-from bolide.inductor.codegen.analysis import Dependences, changed_by, cost, lanes_for, updated_in
+from bolide.inductor.codegen.analysis import Dependences, changed_by, cost, lanes_for, strip_lanes, updated_in
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.function_values import Accumulator, FunctionValues, Parts
 from bolide.inductor.codegen.instructions import MEMORY
+from bolide.inductor.codegen.scope import fits
 from bolide.inductor.ir.loops import VECTOR_KINDS, Init, Kernel, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.walks import nodes_below, roots_in, roots_of, statements
 from bolide.inductor.machine import Machine
+from bolide.symbolic import Expr
 
 #: Sums of floats over more iterations than this are added up in blocks of so many, these again, and so on up to so many
 #: levels: then the rounding error is near that of pairwise summation.
@@ -139,16 +141,20 @@ class _RegionWriter:
         """Declare an accumulator with one set of partial results for each number of lanes that it is updated with."""
         r = self.r
         widths: dict[int, None] = {}
+        places: list[tuple[Node | None, tuple[str, ...]]] = []
 
-        def visit(statements: Iterable[Stmt], lanes: int) -> None:
+        def visit(statements: Iterable[Stmt], lanes: int, loops: tuple[str, ...]) -> None:
             for inner in statements:
                 if isinstance(inner, Loop):
-                    visit(inner.body, self.lanes(inner) if inner.axis.kind in VECTOR_KINDS else lanes)
+                    own = self.lanes(inner) if inner.axis.kind in VECTOR_KINDS else lanes
+                    visit(inner.body, own, (*loops, inner.axis.name))
                 elif isinstance(inner, Update) and inner.name == statement.name:
                     widths[lanes] = None
+                    places.append((inner.position, loops))
 
-        visit(following, r.lanes)
-        accumulator = r.accumulators[statement.name] = Accumulator(statement.op, statement.dtype, r.lanes)
+        visit(following, r.lanes, ())
+        accumulator = Accumulator(statement.op, statement.dtype, r.lanes, *_kept_places(places))
+        r.accumulators[statement.name] = accumulator
         for lanes in widths or (r.lanes,):
             r.partials[statement.name, lanes] = accumulator.initial(self.b, lanes)
         r.depth[f"acc:{statement.name}"] = r.level
@@ -163,7 +169,9 @@ class _RegionWriter:
             left, right = (r.wide(r.value(factor)) for factor in statement.value.src)
             result: Parts = (b.intrinsic("fmuladd", left, right, old[0]),)  # fused where the target can
         else:
-            result = accumulator.join(old, tuple(r.wide(r.value(node)) for node in roots_of(statement)))
+            new = r.wide(r.value(statement.value))
+            place = () if statement.position is None else (r.place(statement.position, accumulator.places),)
+            result = accumulator.updated(old, (new, *place))
         if (mask := r.mask) is not None:
             result = tuple(b.select(mask, changed, kept) for changed, kept in zip(result, old))
         r.partials[statement.name, r.lanes] = result
@@ -264,11 +272,19 @@ class _RegionWriter:
     def _vector(self, loop: Loop, start: Value, stop: Value, whole: bool) -> None:
         """A loop that takes `lanes` iterations at a time from `start` (a multiple of lanes) to `stop`. `whole`: their
         number is a multiple of lanes."""
-        b, r = self.b, self.r
         lanes = self.lanes(loop)
         if lanes == 1:
             self._serial(loop, start, stop)
             return
+        strip = strip_lanes(loop, lanes, self.target.vector_bits)
+        if strip > lanes:
+            self._strips(loop, start, stop, whole, strip)
+        else:
+            self._in_lanes(loop, start, stop, whole)
+
+    def _in_lanes(self, loop: Loop, start: Value, stop: Value, whole: bool) -> None:
+        """`_vector`, with the lanes that the loop has now."""
+        b, r, lanes = self.b, self.r, self.lanes(loop)
         whole = whole or (start.number is not None and stop.number is not None and stop.number % lanes == 0)
 
         def inside(mask: Callable[[], Value] | None) -> Body:
@@ -299,6 +315,21 @@ class _RegionWriter:
         r.varying.add(loop.axis.name)
         self._unless_empty(loop, start, stop, run)
         r.vector, r.lanes, r.varying = outer
+
+    def _strips(self, loop: Loop, start: Value, stop: Value, whole: bool, strip: int) -> None:
+        """A vector loop that takes `strip` lanes at a time as far as it can, then as many as it has."""
+        b, lanes = self.b, self.lanes(loop)
+        if start.number is None or stop.number is None:
+            middle = start + ((stop - start) & -strip)
+        else:
+            middle = b.const(stop.number - (stop.number - start.number) % strip, "i64")
+        for begin, end, own in ((start, middle, strip), (middle, stop, lanes)):
+            if begin.text == end.text:
+                continue
+            self._lanes[id(loop)] = own
+            run = partial(self._in_lanes, loop, begin, end, whole or own == strip)
+            self._guarded(b.compare("icmp slt", begin, end), run)
+        self._lanes[id(loop)] = lanes
 
     def _twice(self, loop: Loop, start: Value, stop: Value, full: Body, rest: Body) -> None:
         """Whole vectors first, then one iteration with the lanes that are left."""
@@ -431,3 +462,16 @@ def _is_short(loop: Loop, start: Value, stop: Value, step: int, most: int) -> bo
 
 def _at_most(start: Value, stop: Value, count: int) -> bool:
     return start.number is not None and stop.number is not None and stop.number - start.number <= count
+
+
+def _kept_places(places: list[tuple[Node | None, tuple[str, ...]]]) -> tuple[str, bool]:
+    """The type of an accumulator's positions, and whether they rise: of updates, each with its position and the loops
+    that it stands in."""
+    if len(places) != 1:
+        return "i64", False
+    position, loops = places[0]
+    if position is None or position.op != "index":
+        return "i64", False
+    place: Expr = position.arg
+    step = place.coefficient(loops[0]) if len(loops) == 1 else None
+    return "i32" if fits(place.terms, place.offset) else "i64", step is not None and step.is_const and step.value > 0

@@ -198,6 +198,33 @@ def test_row_reduction(n: int, name: str, symbolic: bool) -> None:
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("n", [255, 256, 340, 767])
+@pytest.mark.parametrize("name", ["sum", "argmax", "argmin"])
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_column_reduction(n: int, name: str, symbolic: bool) -> None:
+    """Strips of many lanes, and what is left of the columns."""
+    rows = 70
+    x = torch.randint(-3, 4, (rows, n)).float()
+    if name != "sum":
+        x[:, 3] = -float("inf") if name == "argmax" else float("inf")
+        x[[60, 50, 69], torch.tensor([0, n // 2, n - 1])] = float("nan")
+    cols = Expr.var("s0", 0) if symbolic else Expr.const(n)
+    r, c = var("r", rows), var("c", cols)
+    position = None if name == "sum" else Node.make("index", i64, (), r)
+    result = f32 if position is None else i64
+    update = Update("a", load("x", r * cols + c), position)
+    body = (Init("a", name, f32), loop("reduce", "r", rows, update), store("y", c, acc("a", result)))  # type: ignore[arg-type]
+    params = (param("x", cols * rows), param("y", cols, result, "out"))
+    kernel = Kernel("k", params, (loop("vector", "c", cols, *body),), ("s0",) if symbolic else ())
+    given = {"x": x.flatten(), "y": torch.zeros(n, dtype=result)}
+    ((_, mine, _),) = both(kernel, given, {"s0": n} if symbolic else None)
+    assert torch.equal(mine, getattr(torch, name)(x, 0))
+    bits = host_machine().target.vector_bits
+    strip = bits // 32 * bits // (32 if name == "sum" else 64)
+    if strip <= n:
+        assert f"<{strip} x float>" in module_text(kernel, host_machine())
+
+
 @pytest.mark.parametrize("shape", [(1, 3_000_000), (20000, 50)])
 def test_sums_are_no_worse_than_eager(shape: tuple[int, int]) -> None:
     rows, cols = shape
