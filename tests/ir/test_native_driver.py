@@ -174,6 +174,57 @@ def test_training_is_eagers(programs: list[Program]) -> None:
     assert [program.runs for program in programs] == [4, 4]
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_training_of_lstm_layers_takes_no_step_in_python(
+    bias: bool, monkeypatch: pytest.MonkeyPatch, programs: list[Program]
+) -> None:
+    finish = Writer.finish
+
+    def alone(self: Writer, *args: Any) -> Program:
+        for step in self.steps:
+            step.function = not_called
+        return finish(self, *args)
+
+    def not_called(*args: object) -> None:
+        raise AssertionError("a step in Python")
+
+    monkeypatch.setattr(Writer, "finish", alone)
+    eager, mine = (torch.nn.LSTM(5, 7, 2, bias=bias, bidirectional=True) for _ in range(2))
+    mine.load_state_dict(eager.state_dict())
+    compiled = bolide.compile(mine, dynamic=False)
+    for length, batch in ((4, 3), (6, 2)) * 4:
+        given = [torch.randn(length, batch, 5), torch.randn(4, batch, 7), torch.randn(4, batch, 7)]
+        found = []
+        for model, call in ((eager, eager), (mine, compiled)):
+            x, *states = [tensor.clone().requires_grad_() for tensor in given]
+            result, last = call(x, tuple(states))
+            wanted = [result, *last][: 1 + length % 4]
+            torch.cat([tensor.sin().flatten() for tensor in wanted]).sum().backward()
+            found.append([result, *last, *(tensor.grad for tensor in (x, *states, *model.parameters()))])
+            model.zero_grad()
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    assert [program.runs for program in programs] == [3] * 4
+
+
+def test_an_operator_that_the_dispatcher_does_not_know_is_called_in_python(
+    monkeypatch: pytest.MonkeyPatch, programs: list[Program]
+) -> None:
+    shim_of = shims.shim_of
+
+    def unknown(operator: Any) -> shims.Shim | None:
+        shim = shim_of(operator)
+        return shim._replace(symbol="aten::no_such_operator") if shim and shim.kinds else shim
+
+    monkeypatch.setattr(shims, "shim_of", unknown)
+    eager = torch.nn.LSTM(3, 4)
+    compiled = bolide.compile(eager, dynamic=False)
+    for _ in range(3):
+        x = torch.randn(5, 2, 3)
+        found = [torch.autograd.grad(call(x)[0].sum(), list(eager.parameters())) for call in (eager, compiled)]
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    assert [program.runs for program in programs] == [2, 2]
+
+
 def test_inputs_of_other_classes_take_the_readable_driver() -> None:
     class Labelled(torch.Tensor):
         pass
