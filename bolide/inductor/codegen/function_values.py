@@ -29,7 +29,7 @@ from bolide.inductor.codegen.scope import Scope, fits
 from bolide.inductor.ir.loops import Node, ReduceOp
 from bolide.inductor.ir.scalar_ops import JOINED_BY, identity
 from bolide.inductor.ir.walks import nodes_below
-from bolide.symbolic import as_expr
+from bolide.symbolic import Expr, as_expr
 
 #: The values of one accumulator: (value,), or (value, position) for argmin/argmax.
 Parts = tuple[Value, ...]
@@ -43,14 +43,14 @@ def no_position(places: str) -> int:
 @dataclass(frozen=True, slots=True)
 class Accumulator:
     """`home`: lanes of the block it was declared in. Its value is in partial results, one for each number of lanes that
-    it is updated with. `places`: the type that positions are kept in. `in_order`: each lane is given them in rising
-    order."""
+    it is updated with. `places`: the type that positions are kept in. `first`: the position of the first element, if
+    there is one and each lane is given positions in rising order."""
 
     op: ReduceOp
     dtype: torch.dtype
     home: int
     places: str = "i64"
-    in_order: bool = False
+    first: Expr | None = None
 
     @property
     def blocked(self) -> bool:
@@ -67,7 +67,7 @@ class Accumulator:
     def updated(self, old: Parts, new: Parts) -> Parts:
         """`old` after an update. Where positions rise, only what is better counts, not what is as good: then what is as
         good as nothing has no position (see `position`)."""
-        if not self.in_order:
+        if self.first is None:
             return self.join(old, new)
         (a, place), (c, new_place) = old, new
         if c.scalar in FLOATS:  # NaN is better than numbers
@@ -77,12 +77,12 @@ class Accumulator:
             better = compare("lt" if self.op == "argmin" else "gt", self.dtype, c, a)
         return a.b.select(better, c, a), a.b.select(better, new_place, place)
 
-    def position(self, place: Value) -> Value:
-        """An int64 of a position. Where nothing was better than nothing, all elements are equal: the first one."""
+    def position(self, place: Value, first: Value | None) -> Value:
+        """An int64 of a position. Where nothing was better than nothing, all elements are equal, so it is `first`."""
         b = place.b
-        if self.in_order:
-            place = b.select(b.compare("icmp eq", place, no_position(self.places)), 0, place)
-        return place if self.places == "i64" else b.convert("sext", place, "i64")
+        nothing = None if first is None else b.compare("icmp eq", place, no_position(self.places))
+        place = place if self.places == "i64" else b.convert("sext", place, "i64")
+        return place if nothing is None or first is None else b.select(nothing, first, place)
 
     def join(self, left: Parts, right: Parts) -> Parts:
         """Both together; `right` comes later in order."""
@@ -223,7 +223,16 @@ class FunctionValues(Scope):
                 parts = accumulator.across_lanes(parts)
             total = parts if total is None else accumulator.join(total, parts)
         assert total is not None
-        return accumulator.position(total[1]) if len(total) > 1 else total[0]
+        if len(total) == 1:
+            return total[0]
+        first, value = accumulator.first, None
+        if first is not None:
+            value = (
+                self.sum(first.terms, first.offset)
+                if accumulator.home == 1
+                else self.lane_sum(first.terms, first.offset, "i64")
+            )
+        return accumulator.position(total[1], value)
 
     def place(self, node: Node, places: str) -> Value:
         """The value of a position in every lane, in the type that positions are kept in."""

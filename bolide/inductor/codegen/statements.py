@@ -19,7 +19,7 @@ from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.function_values import Accumulator, FunctionValues, Parts
 from bolide.inductor.codegen.instructions import MEMORY
 from bolide.inductor.codegen.scope import fits
-from bolide.inductor.ir.loops import VECTOR_KINDS, Init, Kernel, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.loops import VECTOR_KINDS, Axis, Init, Kernel, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.walks import nodes_below, roots_in, roots_of, statements
 from bolide.inductor.machine import Machine
 from bolide.symbolic import Expr
@@ -141,13 +141,13 @@ class _RegionWriter:
         """Declare an accumulator with one set of partial results for each number of lanes that it is updated with."""
         r = self.r
         widths: dict[int, None] = {}
-        places: list[tuple[Node | None, tuple[str, ...]]] = []
+        places: list[tuple[Node | None, tuple[Axis, ...]]] = []
 
-        def visit(statements: Iterable[Stmt], lanes: int, loops: tuple[str, ...]) -> None:
+        def visit(statements: Iterable[Stmt], lanes: int, loops: tuple[Axis, ...]) -> None:
             for inner in statements:
                 if isinstance(inner, Loop):
                     own = self.lanes(inner) if inner.axis.kind in VECTOR_KINDS else lanes
-                    visit(inner.body, own, (*loops, inner.axis.name))
+                    visit(inner.body, own, (*loops, inner.axis))
                 elif isinstance(inner, Update) and inner.name == statement.name:
                     widths[lanes] = None
                     places.append((inner.position, loops))
@@ -464,14 +464,15 @@ def _at_most(start: Value, stop: Value, count: int) -> bool:
     return start.number is not None and stop.number is not None and stop.number - start.number <= count
 
 
-def _kept_places(places: list[tuple[Node | None, tuple[str, ...]]]) -> tuple[str, bool]:
-    """The type of an accumulator's positions, and whether they rise: of updates, each with its position and the loops
-    that it stands in."""
+def _kept_places(places: list[tuple[Node | None, tuple[Axis, ...]]]) -> tuple[str, Expr | None]:
+    """The type of an accumulator's positions, and the first one where they rise: of updates, each with its position and
+    the loops that it stands in. What may be a reduction over nothing has a position of 64 bits, the largest."""
     if len(places) != 1:
-        return "i64", False
+        return "i64", None
     position, loops = places[0]
-    if position is None or position.op != "index":
-        return "i64", False
+    if position is None or position.op != "index" or not all((axis.extent.bounds()[0] or 0) > 0 for axis in loops):
+        return "i64", None
     place: Expr = position.arg
-    step = place.coefficient(loops[0]) if len(loops) == 1 else None
-    return "i32" if fits(place.terms, place.offset) else "i64", step is not None and step.is_const and step.value > 0
+    step = place.coefficient(loops[0].name) if len(loops) == 1 else None
+    rises = step is not None and step.is_const and step.value > 0
+    return "i32" if fits(place.terms, place.offset) else "i64", place.subs({loops[0].name: 0}) if rises else None
