@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ def table(header: list[str], rows: list[list[str]]) -> list[str]:
     """A Markdown table whose first column is text and whose others are numbers."""
     align = ["---"] + ["---:"] * (len(header) - 1)
     return ["| " + " | ".join(r) + " |" for r in [header, align, *rows]] + [""]
+
+
+def item(text: str) -> list[str]:
+    """The lines, of up to 120 characters, of an item of a list."""
+    return textwrap.wrap(f"- {text}", 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def title(spec: dict[str, Any]) -> str:
@@ -216,7 +222,7 @@ def overhead(rows: list[Row]) -> list[str]:
             lines += [f"  - warned: {why}" for why in result["notes"]]
         elif measurement == "fusion":
             counts = [f"{name} {got} ({fewest})" for name, (got, fewest) in result["kernels"].items()]
-            lines.append(f"- Kernels, and the fewest possible in brackets: {', '.join(counts)}.")
+            lines += item(f"Kernels, and the fewest possible in brackets: {', '.join(counts)}.")
         else:
             seconds.append(result["seconds"])
     if seconds:
@@ -246,13 +252,14 @@ def summary(rows: dict[str, Row]) -> list[str]:
         return number(fast / eager) if fast and eager else "–"
 
     header = ["model", "inference: × eager", "× torch.compile", "train: × eager", "× torch.compile"]
-    header += ["compile s: inference, bolide / torch.compile", "train", "peak memory of eager's"]
+    header += ["compile: inference", "train", "peak"]
     lines = []
     for model in models:
         speeds = [*speed(model, "inference"), *speed(model, "train")]
         starts = [start(model, mode) for mode in ("inference", "train")]
         lines.append([f"{model[0]} ({model[1]})", *speeds, *starts, peak(model)])
-    return ["## Summary (float32)", "", *table(header, lines)]
+    told = "*Compile*: seconds, bolide / torch.compile; *peak*: of memory in training, over eager's."
+    return ["## Summary (float32)", "", told, "", *table(header, lines)]
 
 
 TIMED = ("steady", "first", "memory")
@@ -273,8 +280,8 @@ def provenance(data: dict[str, Any]) -> list[str]:
         loads = [row["load"] for row in data["rows"].values() if row["run"] == i]
         if loads:
             where = f"{run['cpu']} ({run['isa']}), {run['threads']} threads, {run['system']}, Python {run['python']}"
-            lines.append(
-                f"- `{run['command']}` on {run['date']} at commit {run['commit']}: {len(loads)} measurements; "
+            lines += item(
+                f"`{run['command']}` on {run['date']} at commit {run['commit']}: {len(loads)} measurements; "
                 f"{where}, torch {run['torch']}; load average {min(loads):.1f} to {max(loads):.1f}."
             )
     return ["# Results", "", "Made by:", "", *lines, ""]

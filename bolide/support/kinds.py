@@ -6,6 +6,7 @@ BR03 objects, BR04 Python, BR05 tensors, BR06 torch's state, BR07 the compiled f
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import Literal
 
@@ -400,7 +401,7 @@ KINDS: dict[str, BreakKind] = {kind.name: kind for kind in _TABLE}
 
 
 def markdown() -> str:
-    """The table as docs/break-kinds.md has it."""
+    """The table as docs/break-kinds.md has it, in lines of up to 120 characters."""
     lines = [
         "# Kinds of breaks",
         "",
@@ -409,8 +410,12 @@ def markdown() -> str:
         "is made from `bolide/support/kinds.py`; a test keeps it so.",
     ]
     for kind in _TABLE:
-        lines += ["", f"## {kind.code} {kind.title}", "", f"`{kind.name}`: {kind.explanation}", ""]
-        lines += [f"Remedy: {kind.remedy}."]
+        lines += ["", f"## {kind.code} {kind.title}", "", *_wrapped(f"`{kind.name}`: {kind.explanation}"), ""]
+        lines += _wrapped(f"Remedy: {kind.remedy}.")
         if kind.scope == "call":
             lines += ["", "Only the call that met it runs in eager; the next one is tried again."]
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
