@@ -16,11 +16,12 @@ from bolide.functorch.memory import saved_values
 from bolide.functorch.mincut import INFINITE, minimum_cut
 from bolide.functorch.missing import without_tangents
 from bolide.functorch.partitioners import Joint, analyse, partition, possible_gain, read_by_backward, saved_bytes
-from bolide.functorch.passes import run_passes
+from bolide.functorch.passes import INFERENCE_PASSES, run_passes
 from bolide.functorch.signature import describe
 from bolide.inductor.lowering import LOWERINGS
 from bolide.tracing import Trace
-from bolide.tracing.graph import graph_module
+from bolide.tracing.called.branches import Part, branch, choose
+from bolide.tracing.graph import graph_module, lookup
 from bolide.tracing.traits import TRAITS
 from tests.functorch_tools import Compiled
 
@@ -70,6 +71,36 @@ def test_equal_results_stay_apart() -> None:
 def test_numbers_of_different_types_are_different() -> None:
     x = torch.ones(3, dtype=torch.int64)
     assert ops(inference_graph(lambda x: (x + 1) * (x + 1.0), x))["add"] == 2
+
+
+def test_ways_go_through_the_passes_of_the_graph_around() -> None:
+    def attention(x):
+        return torch.softmax(x @ x.mT * 0.5, -1) @ x
+
+    def twice(x):
+        return x.exp() * x.exp().sin()
+
+    trace = Trace()
+    x, pred = trace.input(torch.randn(16, 256, 8), "x"), trace.input(torch.tensor(True), "pred")
+    with trace.recording():
+        ways = []
+        for way in (attention, twice):
+            part = Part(trace)
+            with part.alone():
+                ways.append((part, [part.adopt(way(x))]))
+        outputs = choose(trace, pred, ways)
+    finish_inference(trace, describe(trace, outputs))
+    (node,) = trace.graph.find_nodes(op="call_function", target=branch)
+    recorded = lookup(node.args[3])
+    assert [ops(graph.graph)["exp"] for graph in recorded.graphs] == [0, 2]
+    run_passes(trace.graph, "test", INFERENCE_PASSES, check=True)
+    fused, shared = lookup(node.args[3]).graphs
+    assert ops(fused.graph)["_scaled_dot_product_flash_attention_for_cpu"] == 1 and not ops(fused.graph)["_softmax"]
+    assert ops(shared.graph)["exp"] == 1
+    value = torch.randn(16, 256, 8)
+    torch.testing.assert_close(fused(value), (attention(value),))
+    torch.testing.assert_close(shared(value), (twice(value),))
+    assert [ops(graph.graph)["exp"] for graph in recorded.graphs] == [0, 2]  # gradients of gradients replay these
 
 
 def test_unread_nodes_go_and_random_draws_stay() -> None:

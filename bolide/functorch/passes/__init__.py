@@ -1,11 +1,12 @@
 """Passes over the recorded graph: pure in spirit, `f(graph) -> graph`, run in the order of `PASSES` by one runner that
-times and checks them.
+times and checks them, over the ways of branches and the bodies of loops as well.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch.fx as fx
 
@@ -15,6 +16,8 @@ from bolide.functorch.passes.channels_last import lay_out_convolutions
 from bolide.functorch.passes.heads import share_heads
 from bolide.functorch.passes.simplify import drop_unread_arguments, merge_equal, remove_dead, remove_noops
 from bolide.support import events
+from bolide.tracing.called.branches import Branches, Repetition, branch, repeat
+from bolide.tracing.graph import Graph, LazyGraphModule, enter, lookup
 
 Pass = Callable[[fx.Graph], fx.Graph]
 
@@ -23,7 +26,8 @@ INFERENCE_PASSES: tuple[Pass, ...] = (*PASSES, fuse_attention, share_heads, lay_
 
 
 def run_passes(graph: fx.Graph, name: str, passes: tuple[Pass, ...] = PASSES, *, check: bool = False) -> fx.Graph:
-    """Runs `passes` over `graph`, which is changed in place and returned. `check` lints the graph after each pass."""
+    """Runs `passes` over `graph`, which is changed in place and returned. The graphs of its branches and loops are
+    replaced by copies that have gone through them. `check` lints the graphs after each pass."""
     check = check or config.debug_assert
     for step in passes:
         if step is merge_equal and not config.cse:
@@ -35,4 +39,25 @@ def run_passes(graph: fx.Graph, name: str, passes: tuple[Pass, ...] = PASSES, *,
         if events.subscribers:
             detail = {"nodes before": before, "nodes after": len(graph.nodes)}
             events.emit(events.Stage(name, step.__name__, time.perf_counter() - started, detail))
+    for target in (branch, repeat):
+        for node in graph.find_nodes(op="call_function", target=target):
+            table: Branches | Repetition = lookup(node.args[_TABLE])  # type: ignore[arg-type]
+            first, second = (_copied(part) for part in table.graphs)
+            for part in (first, second):
+                run_passes(part.graph, f"{name}.way", passes, check=check)
+            node.update_arg(_TABLE, enter(replace(table, graphs=(first, second))))
     return graph
+
+
+_TABLE = 3
+"""The place of the number of graphs among the arguments of a branch or loop."""
+
+
+def _copied(part: fx.GraphModule) -> fx.GraphModule:
+    """A way to be changed: the original may be replayed for gradients of gradients, which are those of its operations
+    as recorded."""
+    copy = Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in part.graph.nodes:
+        copies[node] = copy.node_copy(node, copies.__getitem__)
+    return LazyGraphModule(part, copy, class_name="Way")

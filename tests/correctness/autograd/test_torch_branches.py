@@ -487,6 +487,42 @@ def test_the_break_says_why_it_is_no_branch() -> None:
     assert "2 and 3" in broken_at.reason or "3 and 2" in broken_at.reason
 
 
+@ALL_BACKENDS
+def test_passes_keep_what_ways_and_loops_compute(backend: str) -> None:
+    """Attention that is fused in inference, and what is computed twice."""
+
+    def attention(q: Tensor) -> Tensor:
+        return torch.softmax(q @ q.mT * 0.05, -1) @ q
+
+    def chosen(q: Tensor, w: Tensor) -> Tensor:
+        if w > 0:
+            return attention(q) * w.cos() + w.cos() * q
+        return torch.softmax(q @ q.mT / 9 + (q @ q.mT).tanh() * w, -1) @ q.sigmoid() * q.sigmoid().sin()
+
+    def looped(q: Tensor, w: Tensor) -> Tensor:
+        def step(count: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            return count + 1, attention(value) + w.cos() * w.cos()
+
+        return torch.while_loop(lambda count, value: count < 2, step, (torch.zeros((), dtype=torch.int64), q))[1]
+
+    def unrolled(q: Tensor, w: Tensor) -> Tensor:
+        for _ in range(2):
+            q = attention(q) + w.cos() * w.cos()
+        return q
+
+    compiled, loop = (bolide.compile(fn, backend=backend, fullgraph=True) for fn in (chosen, looped))
+    q = torch.randn(16, 256, 8)
+    for weight in (0.5, -0.5):
+        w = torch.tensor(weight)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(q, w), chosen(q, w))
+            torch.testing.assert_close(loop(q, w), unrolled(q, w))
+        args = [torch.randn(2, 5, 4).double().requires_grad_(), w.double().requires_grad_()]
+        first = [torch.autograd.grad(fn(*args).square().sum(), args, create_graph=True) for fn in (compiled, chosen)]
+        torch.testing.assert_close(*first)
+        torch.testing.assert_close(*[torch.autograd.grad(grads[0].sin().sum(), args) for grads in first])
+
+
 def test_one_capture_serves_both_ways_and_other_sizes() -> None:
     compiled = bolide.compile(one_way, dynamic=True, fullgraph=True)
     with bolide_captures() as captures:
