@@ -279,9 +279,13 @@ def turned(scope: Scope, node: Node, tile: str, first: int) -> list[Value]:
 
 def transposed(b: Builder, rows: list[Value]) -> list[Value]:
     """As many vectors as each has lanes (a power of two), lane j of vector i exchanged with lane i of vector j: by
-    squares of 1, 2, 4 … elements."""
+    squares of 1, 2, 4 … elements. Each step is a basic block: LLVM tries to join shuffles within one, each with all
+    that it comes from, which takes long and finds nothing here."""
     lanes, size = len(rows), 1
     while size < lanes:
+        step = b.new_label("step")
+        b.jump(step)
+        b.label(step)
         left = [lane if not lane & size else lanes + lane - size for lane in range(lanes)]
         right = [lane + size if not lane & size else lanes + lane for lane in range(lanes)]
         new = list(rows)

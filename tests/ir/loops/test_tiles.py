@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 import torch
 from torch import Tensor
 
 import bolide
+from bolide.inductor.codegen.compiler import module_text
 from bolide.inductor.ir.loops import Axis, Kernel, Loop
 from bolide.inductor.ir.rewrites import in_blocks
 from bolide.inductor.ir.walks import statements
@@ -47,6 +49,13 @@ def test_tiles_touch_their_own_memory_only() -> None:
         given = {"out": torch.zeros(rows * columns), "x": torch.randn(rows * columns), "y": torch.randn(rows * columns)}
         for name, mine, expected in both(kernel, given):
             assert torch.equal(mine, expected), name
+
+
+def test_each_step_of_a_transposition_is_a_block() -> None:
+    lanes = MACHINE.target.vector_bits // 32
+    for kernel in (transposition(64, 64), transposition(65, 33)):
+        blocks = re.split(r"^\w+:$", module_text(kernel, MACHINE), flags=re.MULTILINE)
+        assert max(block.count("shufflevector") for block in blocks) == lanes
 
 
 def test_small_kernels_and_those_along_memory_stay_as_they_are() -> None:
