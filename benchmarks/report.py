@@ -19,8 +19,8 @@ def table(header: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def item(text: str) -> list[str]:
-    """The lines, of up to 120 characters, of an item of a list."""
-    return textwrap.wrap(f"- {text}", 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    """The lines, of less than 120 characters, of an item of a list."""
+    return textwrap.wrap(f"- {text}", 119, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def title(spec: dict[str, Any]) -> str:

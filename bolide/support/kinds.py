@@ -401,7 +401,7 @@ KINDS: dict[str, BreakKind] = {kind.name: kind for kind in _TABLE}
 
 
 def markdown() -> str:
-    """The table as docs/break-kinds.md has it, in lines of up to 120 characters."""
+    """The table as docs/break-kinds.md has it, in lines of less than 120 characters."""
     lines = [
         "# Kinds of breaks",
         "",
@@ -418,4 +418,4 @@ def markdown() -> str:
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(text, 119, break_long_words=False, break_on_hyphens=False)

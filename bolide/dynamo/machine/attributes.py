@@ -96,11 +96,10 @@ def _of_stand_in(vm: Machine, owner: object, name: str) -> object:
     vm.trace.where = vm.where()
     if name == "__class__":
         return seen
-    if name == "__doc__":
-        return class_attribute(seen, name)
-    if hasattr(seen, name):
-        return getattr(owner, name)
-    raise no_attribute(name_in_c(seen), name)
+    member = class_attribute(seen, name)
+    if member is MISSING:
+        raise no_attribute(name_in_c(seen), name)
+    return getattr(owner, name) if hasattr(type(member), "__get__") else member
 
 
 def _of_tensor(vm: Machine, owner: TracedTensor, name: str) -> object:
@@ -452,7 +451,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         owner.rely_on_missing(name)
     if method is not MISSING:
         return Call(method, [owner, name])
-    raise no_attribute(cls.__name__, name)
+    raise no_attribute(name_in_c(cls), name)
 
 
 def _default_of_class(vm: Machine, owner: object, cls: type, name: str, value: object) -> object:

@@ -22,6 +22,8 @@ from bolide.tracing.graph import Graph, LazyGraphModule, enter, lookup
 Pass = Callable[[fx.Graph], fx.Graph]
 
 PASSES: tuple[Pass, ...] = (remove_dead, drop_unread_arguments, remove_noops, merge_equal, remove_dead)
+#: The place of the number of the graphs among the arguments of a branch or loop.
+_TABLE = 3
 INFERENCE_PASSES: tuple[Pass, ...] = (*PASSES, fuse_attention, share_heads, lay_out_convolutions)
 
 
@@ -47,10 +49,6 @@ def run_passes(graph: fx.Graph, name: str, passes: tuple[Pass, ...] = PASSES, *,
                 run_passes(part.graph, f"{name}.way", passes, check=check)
             node.update_arg(_TABLE, enter(replace(table, graphs=(first, second))))
     return graph
-
-
-_TABLE = 3
-"""The place of the number of graphs among the arguments of a branch or loop."""
 
 
 def _copied(part: fx.GraphModule) -> fx.GraphModule:

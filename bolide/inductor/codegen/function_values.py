@@ -77,12 +77,13 @@ class Accumulator:
             better = compare("lt" if self.op == "argmin" else "gt", self.dtype, c, a)
         return a.b.select(better, c, a), a.b.select(better, new_place, place)
 
-    def position(self, place: Value, first: Value | None) -> Value:
+    def position(self, place: Value, first: Value | None = None) -> Value:
         """An int64 of a position. Where nothing was better than nothing, all elements are equal, so it is `first`."""
         b = place.b
-        nothing = None if first is None else b.compare("icmp eq", place, no_position(self.places))
-        place = place if self.places == "i64" else b.convert("sext", place, "i64")
-        return place if nothing is None or first is None else b.select(nothing, first, place)
+        whole = place if self.places == "i64" else b.convert("sext", place, "i64")
+        if first is None:
+            return whole
+        return b.select(b.compare("icmp eq", place, no_position(self.places)), first, whole)
 
     def join(self, left: Parts, right: Parts) -> Parts:
         """Both together; `right` comes later in order."""
@@ -225,14 +226,12 @@ class FunctionValues(Scope):
         assert total is not None
         if len(total) == 1:
             return total[0]
-        first, value = accumulator.first, None
-        if first is not None:
-            value = (
-                self.sum(first.terms, first.offset)
-                if accumulator.home == 1
-                else self.lane_sum(first.terms, first.offset, "i64")
-            )
-        return accumulator.position(total[1], value)
+        first = accumulator.first
+        if first is None:
+            return accumulator.position(total[1])
+        if accumulator.home == 1:
+            return accumulator.position(total[1], self.sum(first.terms, first.offset))
+        return accumulator.position(total[1], self.lane_sum(first.terms, first.offset, "i64"))
 
     def place(self, node: Node, places: str) -> Value:
         """The value of a position in every lane, in the type that positions are kept in."""

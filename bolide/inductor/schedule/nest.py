@@ -117,9 +117,8 @@ def choose_schedule(
         outer, expressions = _split(outer, expressions, serial, machine.lanes, rename)
     addresses, stores = expressions[: len(addresses)], _stores(stores, rename)
     ordering = addresses
-    if not inner and _has_runs(
-        tuple(outer), addresses, machine.shortest_run
-    ):  # memory is read ahead along its order, but not written so
+    copies_runs = not inner and _has_runs(tuple(outer), addresses, machine.shortest_run)
+    if copies_runs:  # memory is read ahead along its order, but not written so
         ordering = sorted(addresses, key=lambda expr: expr in stores)
     strides = {name: [_stride(expr, name) for expr in ordering] for name, _ in (*outer, *inner)}
     kept = serial if any(stage.mode == "set" for stage in group.stages) else ()  # of several values the last one stays
@@ -162,9 +161,9 @@ def cut(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedu
     schedule = _in_row_blocks(schedule, machine)
     if not any(map(is_bound, nodes_below(roots_in(stores)))):
         return schedule
-    cut = dict(schedule.blocks)
+    blocked = dict(schedule.blocks)
     found: dict[str, set[int]] = {}
-    _splits([axis for axis in schedule.outer if axis.name not in cut], list(roots_in(stores)), machine, found)
+    _splits([axis for axis in schedule.outer if axis.name not in blocked], list(roots_in(stores)), machine, found)
     splits = tuple([(name, tuple(sorted(places))) for name, places in found.items()])
     why = [f"split {name}: no conditions on it are left" for name in found]
     return replace(schedule, splits=splits, why=(*schedule.why, *why))
@@ -177,7 +176,7 @@ def _in_tiles(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> 
     plain = all(store.mode == "set" and not store.operands for store in stores)
     if not plain or len(axes) < 2 or axes[-1].kind != "vector" or _rereads(stores):
         return schedule
-    along = [axis for axis in axes if all(_is_one(store.access.index.coefficient(axis.name)) for store in stores)]
+    along = [axis for axis in axes if all(_stride(store.access.index, axis.name) == 1 for store in stores)]
     loads = [node.arg.index for node in loads_of(roots_in(stores)) if not node.src] if along else []
     for vector in along:
         for axis in axes:
@@ -195,10 +194,6 @@ def _in_tiles(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> 
 def _rereads(stores: Sequence[Store]) -> bool:
     stored = {store.access.buffer for store in stores}
     return any(node.arg.buffer in stored for node in loads_of(roots_in(stores)))
-
-
-def _is_one(coefficient: Expr | None) -> bool:
-    return coefficient is not None and coefficient.is_const and coefficient.value == 1
 
 
 def _extent(axis: Axis) -> int:

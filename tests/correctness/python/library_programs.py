@@ -586,6 +586,8 @@ __class__  o.__class__ is Box, type(p).__bases__, p.__class__.__name__, Sub.__mr
 __class__ assigned  plain.__class__ = Count; type(plain).__name__
 __dict__  plain.__dict__, sorted(o.__dict__), 'get' in Box.__dict__, plain.__dict__.get('v')
 __doc__ of a number  np_.__doc__ == type(np_).__dict__['__doc__'], np_.__doc__ == type(np_).__doc__, n.__doc__ == int.__doc__
+attributes of classes of numbers  [hasattr(v, k) for v in (np_, n) for k in ('__module__', '__name__', '__dict__', '__mro__', '__hash__', 'real', 'T', 'node')]
+attribute of the class of a number, wrong  np_.__module__
 type.__call__  type.__call__(Box, 1).v, type.__call__(Box, v=x).v, type.__call__(int, '3')
 type.__call__, wrong  type.__call__(n, 1)
 __doc__, __name__  decorated.__doc__, decorated.__name__, add.__name__, add.__code__.co_argcount, add.__defaults__, varied.__kwdefaults__, len.__name__, decorated.__wrapped__(1, 2)
