@@ -55,9 +55,11 @@ def test_results_of_operations_without_a_rule(name):
         theirs = function(y)
         assert (mine.shape, mine.stride()) == (theirs.shape, theirs.stride()), call
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+        # smooth: where a result is near 0, its sign, and so the gradient of `abs`, is rounding
+        mine, theirs = (torch.view_as_real(r) if r.is_complex() else r for r in (mine, theirs))
         weights = torch.randn(theirs.shape)
-        (mine.abs() * weights).sum().backward()
-        (theirs.abs() * weights).sum().backward()
+        (mine * weights).sum().backward()
+        (theirs * weights).sum().backward()
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-2, atol=1e-3)
     assert installed(told) == 1, calls
 
