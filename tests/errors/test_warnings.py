@@ -74,11 +74,28 @@ def test_filters_are_the_users() -> None:
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match="uint8"):
             function(torch.randn(3))
-    bolide.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", module=__name__.rpartition(".")[2])
-        with pytest.raises(UserWarning, match="uint8"):
-            function(torch.randn(3))
+
+
+def test_filters_of_modules_are_asked_of_the_users_line() -> None:
+    def program(x: Any) -> Any:
+        return x[BYTES] + x[:1].std().nan_to_num()
+
+    def outcome(function: Callable[..., Any], first: str, module: str, then: str) -> Any:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter(then)
+            warnings.filterwarnings(first, module=module)
+            try:
+                function(torch.randn(3))
+            except UserWarning as error:
+                return str(error).partition(" (Triggered")[0].strip()
+        return [str(warning.message).partition(" (Triggered")[0].strip() for warning in seen]
+
+    for first, then in [("error", "ignore"), ("ignore", "error"), ("ignore", "always"), ("always", "ignore")]:
+        for module in (__name__, "bolide", "elsewhere"):
+            wanted = outcome(program, first, module, then)
+            assert outcome(bolide.compile(program), first, module, then) == wanted, (first, module)
+            bolide.reset()
+    assert not [each for each in warnings.filters if "bolide" in str(each[3])]
 
 
 def test_warnings_of_the_programs_own_filters() -> None:

@@ -42,8 +42,8 @@ class Notices:
 
     @contextlib.contextmanager
     def kept(self, machine: Machine) -> Iterator[None]:
-        """While it is active, warnings of this thread that would be shown are kept. What the filters turn into errors
-        is raised as ever."""
+        """While it is active, warnings of this thread that would be shown are kept. What the user's filters turn into
+        errors is raised as ever: they are asked of the user's line, as warnings of bolide's own lines pass."""
         before, thread = warnings.showwarning, threading.get_ident()
 
         def show(
@@ -62,12 +62,18 @@ class Notices:
                 frames = [frame for frame in machine.frames[1:] if not frame.code.ours]
                 caller = caller_of(frames[-1]) if frames else None
                 _forget(message, category, filename)
+                if caller is not None:
+                    _raise_what_is_an_error(message, category, caller)
             self.notices.append(Notice(machine.progress.tick, message, category, filename, lineno, caller))
 
+        warnings.filterwarnings("always", module=r"bolide\.")
+        passing = warnings.filters[0]
         warnings.showwarning = show
         try:
             yield
         finally:
+            if passing in warnings.filters:
+                warnings.filters.remove(passing)
             if warnings.showwarning is show:
                 warnings.showwarning = before
 
@@ -89,6 +95,20 @@ class Notices:
                 namespace.get("__name__"),
                 namespace.setdefault("__warningregistry__", {}),
             )
+
+
+def _raise_what_is_an_error(message: Warning | str, category: type[Warning], caller: Caller) -> None:
+    """Ask the filters of the user's line. What they remember of warnings that they showed is as before."""
+    code, line, namespace = caller
+    once = getattr(warnings, "onceregistry", {})
+    known, showing = dict(once), warnings.showwarning
+    warnings.showwarning = lambda *args, **kwargs: None
+    try:
+        warnings.warn_explicit(message, category, code.code.co_filename, line, namespace.get("__name__"), {})
+    finally:
+        warnings.showwarning = showing
+        once.clear()
+        once.update(known)
 
 
 def _forget(message: Warning | str, category: type[Warning], filename: str) -> None:

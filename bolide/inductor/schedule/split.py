@@ -260,8 +260,8 @@ class _Memory:
         if target in self.own:
             allowed = True
         else:
-            allowed = scatter.name in self.written.get(target, ()) and at > self.checks
-            allowed &= scatter.name not in self.results
+            allowed = at > self.checks and scatter.name not in self.results
+            allowed = allowed and self.last[scatter.name] <= self.written.get(target, {}).get(scatter.name, -1)
         return target if allowed and self._lies_as(target, scatter) else None
 
     def _lies_as(self, target: str, scatter: Scatter) -> bool:
@@ -283,19 +283,20 @@ class _Memory:
         return definition
 
 
-def _written(definitions: Sequence[Definition], kept: set[str]) -> dict[str, set[str]]:
-    """For every input that is written back, the scatters that lead from it to its new value; none if a call may have
-    `kept` its memory, or if the value is written in another order of elements."""
+def _written(definitions: Sequence[Definition], kept: set[str]) -> dict[str, dict[str, int]]:
+    """For every input that is written back, the scatters that lead from it to its new value, and the last definition
+    that may read each of them there: the new value is never overwritten, the others are when it is written. None if a
+    call may have `kept` the input's memory, or if the value is written in another order of elements."""
     bases = {definition.name: definition.base for definition in definitions if isinstance(definition, Scatter)}
-    written: dict[str, set[str]] = {}
-    for definition in definitions:
+    written: dict[str, dict[str, int]] = {}
+    for at, definition in enumerate(definitions):
         if isinstance(definition, WriteBack) and definition.source.stride is None:
-            chain: set[str] = set()
+            chain: dict[str, int] = {}
             name = definition.source.buffer
             while name in bases:
-                chain.add(name)
+                chain[name] = at if chain else len(definitions)
                 name = bases[name]
-            if name == definition.target and kept.isdisjoint(chain | {name}):
+            if name == definition.target and kept.isdisjoint({*chain, name}):
                 written[name] = chain
     return written
 

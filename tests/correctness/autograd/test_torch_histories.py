@@ -163,7 +163,7 @@ def test_what_is_detached_and_then_written_has_a_history_of_its_own(kind: str, d
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*BR0508")
         for size in (3, 4, 6):
-            x, y = torch.randn(size), torch.randn(size, size)
+            x, y = torch.randn(size, dtype=torch.float64), torch.randn(size, size, dtype=torch.float64)
             for function in (compiled, program):
                 leaves = x.clone().requires_grad_(), y.clone().requires_grad_()
                 results = [each for each in function(*leaves) if each is not None]

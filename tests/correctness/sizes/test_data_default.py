@@ -66,7 +66,7 @@ def test_one_version_and_no_break(program: Callable[..., Any]) -> None:
 def test_gradients_of_slices_whose_bounds_are_tensors() -> None:
     compiled = bolide.compile(in_groups, fullgraph=True)
     for rows in (4, 4, 5, 7, 9):
-        x = torch.randn(rows, 3)
+        x = torch.randn(rows, 3, dtype=torch.float64)
         found = []
         for function in (compiled, in_groups):
             leaf = x.clone().requires_grad_()
