@@ -25,12 +25,14 @@ from bolide.functorch.graphs import (
 )
 from bolide.functorch.joint import finish_inference, finish_joint, tangent_meta
 from bolide.functorch.memory import saved_values
-from bolide.functorch.missing import with_presence, without_tangents
 from bolide.functorch.partitioners import Joint, Partition, Strategy, forward_nodes, partition
 from bolide.functorch.passes import INFERENCE_PASSES, run_passes
 from bolide.functorch.passes.freezing import Frozen, freeze, split_constants
 from bolide.functorch.passes.norms import split_norms
-from bolide.functorch.runtime import (
+from bolide.functorch.runtime.missing import with_presence, without_tangents
+from bolide.functorch.runtime.second import Tape, in_eager, second_order, tape_of
+from bolide.functorch.runtime.underived import with_history, without_underived
+from bolide.functorch.runtime.wrappers import (
     Backward,
     BackwardFor,
     Crossing,
@@ -42,9 +44,7 @@ from bolide.functorch.runtime import (
     without_grad,
     writing_unseen,
 )
-from bolide.functorch.second import Tape, in_eager, second_order, tape_of
 from bolide.functorch.signature import Signature, describe, is_symbolic
-from bolide.functorch.underived import with_history, without_underived
 from bolide.support import events
 from bolide.support.errors import BolideError, Unsupported
 from bolide.symbolic import Expr, as_expr

@@ -12,6 +12,8 @@ import torch.fx as fx
 from bolide.functorch.graphs import is_getitem, is_tensor, is_tuple, readers_through_views
 from bolide.tracing.traits import NEVER, traits_of
 
+INFINITE = float("inf")
+
 
 def nbytes(value: Any) -> int:
     """Bytes of a traced value (a tensor's elements, not its storage; sizes that are symbols count by their hint); 0

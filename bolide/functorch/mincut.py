@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-INFINITE = float("inf")
 _LARGEST = 2**31 - 1  # scipy counts capacities in 32 bits
 _TOTAL = 2**29
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 import torch.fx as fx
 
-from bolide.functorch.cost import is_in_memory, is_read_by_extern, node_bytes, recompute
+from bolide.functorch.cost import INFINITE, is_in_memory, is_read_by_extern, node_bytes, recompute
 from bolide.functorch.graphs import (
     argument_nodes,
     aten,
@@ -33,7 +33,6 @@ from bolide.functorch.graphs import (
     results,
     root,
 )
-from bolide.functorch.mincut import INFINITE, minimum_cut
 from bolide.tracing.called.derivatives import derivative
 from bolide.tracing.graph import behind, closure
 from bolide.tracing.numbers.data import binds
@@ -214,6 +213,8 @@ def cheapest_cut(needs: Needs) -> list[fx.Node]:
     """The values on the minimum cut."""
     if not needs.demanded:
         return []
+    from bolide.functorch.mincut import minimum_cut
+
     source, sink = 0, 1
     number = {node: 2 * index + 2 for index, node in enumerate(needs.candidates)}
     edges: list[tuple[int, int, float]] = []

@@ -26,12 +26,13 @@ from bolide.dynamo.entry import dispatch, replay, versions
 from bolide.dynamo.entry.capture import _Attempt
 from bolide.dynamo.program.captured import Recipe
 from bolide.dynamo.state import state
-from bolide.functorch import aot, runtime
+from bolide.functorch import aot
+from bolide.functorch.runtime import wrappers
 from bolide.support.errors import HalfwayError
 
 ROOT = str(Path(bolide.__file__).parent) + "/"
 INJECTIONS = 24
-_RUNNING = ("inductor/runtime/", "inductor/compiled_graph.py", "functorch/runtime.py")  # what runs in each call
+_RUNNING = ("inductor/runtime/", "inductor/compiled_graph.py", "functorch/runtime/")  # what runs in each call
 # What stands between calls and segments, and the functions in it that only hand a call on, or say of a mistake whose it
 # is: one at their very first line comes out as it is.
 AROUND = tuple(f"dynamo/{name}" for name in ("entry/dispatch", "entry/versions", "entry/replay", "breaks/", "opcodes/"))
@@ -343,10 +344,10 @@ def test_mistakes_in_a_backward_that_runs(name: str, monkeypatch: pytest.MonkeyP
     """The forward is over, and what it has saved is gone: an error says whose backward it is and what to do."""
     x = torch.randn(3, 4, requires_grad=True)
     total = bolide.compile(lambda x: (x * 2).sin().sum())(x)
-    monkeypatch.setattr(runtime, name, _mistake("attribute"))
+    monkeypatch.setattr(wrappers, name, _mistake("attribute"))
     twice = name in ("_recalled", "without_grad")
     if name == "without_grad":
-        monkeypatch.setattr(runtime, "_recalled", lambda *args: None)
+        monkeypatch.setattr(wrappers, "_recalled", lambda *args: None)
     with pytest.raises(HalfwayError, match=r"<lambda> \(its backward pass\)(.|\n)*BR0709(.|\n)*remedy"):
         torch.autograd.grad(total, x, create_graph=twice)
 

@@ -27,7 +27,7 @@ from bolide.functorch.graphs import (
 )
 from bolide.functorch.joint import run_engine
 from bolide.functorch.partitioners import Joint
-from bolide.functorch.transformed import Tangents, outside
+from bolide.functorch.runtime.transformed import Tangents, outside
 from bolide.support.errors import CompileError, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.tracing import Trace, TracedTensor

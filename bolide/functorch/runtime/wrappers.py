@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from bolide.functorch.graphs import Runner
-from bolide.functorch.second import SecondOrder
+from bolide.functorch.runtime.second import SecondOrder
+from bolide.functorch.runtime.transformed import Tangents, is_transformed, through
+from bolide.functorch.runtime.underived import raising
 from bolide.functorch.signature import ONE_OF_SEVERAL, InputWrite, Output, is_symbolic, with_sizes, with_views
-from bolide.functorch.transformed import Tangents, is_transformed, through
-from bolide.functorch.underived import raising
 from bolide.support.errors import Refuted, WrongResult
 from bolide.support.locks import compiling
 from bolide.support.origins import refuse_mistake
