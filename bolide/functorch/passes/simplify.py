@@ -86,7 +86,7 @@ def merge_equal(graph: fx.Graph) -> fx.Graph:
         if node.op == "output" or is_impure(node) or root(node) in visible:
             continue
         try:
-            earlier = seen.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)
+            earlier = seen.setdefault((node.target, key_of(node.args), key_of(node.kwargs)), node)
         except TypeError:  # an argument that cannot be compared: leave the node alone
             continue
         if earlier is not node:
@@ -95,14 +95,14 @@ def merge_equal(graph: fx.Graph) -> fx.Graph:
     return graph
 
 
-def _key(value: Any) -> Any:
+def key_of(value: Any) -> Any:
     """A hashable stand-in for an argument: equal exactly when the arguments are, with 1, 1.0 and True kept apart."""
     if isinstance(value, ATOMS):
         return (type(value), repr(value))
     if isinstance(value, (tuple, list)):
-        return tuple([_key(item) for item in value])
+        return tuple([key_of(item) for item in value])
     if isinstance(value, dict):
-        return tuple([(name, _key(item)) for name, item in value.items()])
+        return tuple([(name, key_of(item)) for name, item in value.items()])
     if isinstance(value, slice):
-        return (slice, _key(value.start), _key(value.stop), _key(value.step))
+        return (slice, key_of(value.start), key_of(value.stop), key_of(value.step))
     return value

@@ -1,0 +1,327 @@
+"""Failing graphs are reduced to small ones that fail as well, with few questions; equal computations are merged."""
+
+from __future__ import annotations
+
+import math
+import operator
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from bolide.functorch.compile_utils import (
+    fx_graph_cse,
+    get_aten_target,
+    get_outputs,
+    get_placeholders,
+    strip_overloads,
+    writes,
+)
+from bolide.functorch.fx_minifier import minifier
+
+aten = torch.ops.aten
+
+
+class Question:
+    """A tester that counts how often it is asked."""
+
+    def __init__(self, fails: Callable[[fx.GraphModule, list[Any]], Any]) -> None:
+        self.fails = fails
+        self.asked = 0
+
+    def __call__(self, gm: fx.GraphModule, inputs: list[Any]) -> Any:
+        self.asked += 1
+        gm.graph.lint()
+        return self.fails(gm, inputs)
+
+
+def has(target: object) -> Question:
+    return Question(lambda gm, inputs: target in calls(gm))
+
+
+def calls(gm: fx.GraphModule) -> list[Any]:
+    return [node.target for node in gm.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
+
+
+def gives_nan(gm: fx.GraphModule, inputs: list[Any]) -> bool:
+    return not any(value.isnan().any() for value in inputs) and bool(torch.isnan(gm(*inputs)[0]).any())
+
+
+# ---- the minifier
+
+
+def test_one_operation() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        y = y / 3
+        x = x + 3
+        x = x * y
+        return x + y
+
+    inputs = [torch.randn(3), torch.randn(3)]
+    small, left = minifier(make_fx(f)(*inputs), inputs, has(aten.mul.Tensor))
+    assert calls(small) == [aten.mul.Tensor] and len(get_placeholders(small.graph)) == len(left) == 2
+    small(*left)
+
+
+def test_values_count() -> None:
+    def f(x: Tensor) -> Tensor:
+        x = (x * 3 + 5).cos()
+        zero = x - x
+        return (zero / zero + 3) * 2
+
+    x = torch.randn(3)
+    small, left = minifier(make_fx(lambda x: (f(x),))(x), [x], gives_nan)
+    assert calls(small) == [aten.div.Tensor] and len(left) == 1 and gives_nan(small, left)
+
+
+def test_results_that_are_inputs_or_items_of_tuples() -> None:
+    def f(a: Tensor, b: Tensor, c: Tensor) -> Any:
+        return a.sin(), b, c, a.sin() * c.cos()
+
+    inputs = [torch.randn(3) for _ in range(3)]
+
+    def returns_input(gm: fx.GraphModule, inputs: list[Any]) -> bool:
+        return bool(set(get_placeholders(gm.graph)) & set(get_outputs(gm.graph)))
+
+    small, left = minifier(make_fx(f)(*inputs), inputs, returns_input)
+    assert not calls(small) and len(left) == len(get_outputs(small.graph)) == 1
+
+    def g(a: Tensor, b: Tensor) -> Any:
+        both = torch.std_mean(a)
+        return (both[0] + b * both[1],)
+
+    small, left = minifier(make_fx(g)(*inputs[:2]), inputs[:2], has(aten.add.Tensor))
+    assert calls(small) == [aten.add.Tensor] and len(left) == 2
+
+
+def test_modules_methods_parameters_and_numbers() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor, n: int) -> Any:
+            y = self.linear(x).view(n * 2, -1) * self.scale
+            return {"y": y.relu().sum(), "rest": [y, n]}
+
+    model, x = fx.symbolic_trace(Model()), torch.randn(6, 4, requires_grad=True)
+    small, left = minifier(model, [x, 3], has("relu"))
+    assert calls(small) == ["relu"] and len(left) == 1 and left[0].requires_grad and left[0].is_leaf
+    small, left = minifier(model, [x, 3], has("linear"))
+    assert calls(small) == ["linear"] and [value.shape[1] for value in left] == [4]
+    small, left = minifier(model, [x, 3], has(operator.mul))  # two of them: n * 2, and the scale
+    assert calls(small) == [operator.mul] and small(*left) is not None
+    small, left = minifier(model, [x, 3], Question(lambda gm, inputs: int in map(type, inputs)))
+    assert left == [3] and not calls(small)
+
+
+def test_writes_stay_where_they_are_needed() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        x = x + 1
+        x.add_(y)
+        y.mul_(2)
+        return (x * 2).sin()
+
+    inputs = [torch.randn(3), torch.randn(3)]
+    gm, before = make_fx(f)(*inputs), [value.clone() for value in inputs]
+    small, left = minifier(gm, inputs, has(aten.mul_.Tensor))
+    assert calls(small) == [aten.mul_.Tensor] and len(left) == 1
+    assert all(map(torch.equal, inputs, before)), "runs are made on copies"
+
+    def writes_to_input(gm: fx.GraphModule, inputs: list[Any]) -> bool:
+        kept = [value.clone() for value in inputs]
+        gm(*inputs)
+        return not all(map(torch.equal, inputs, kept))
+
+    small, left = minifier(gm, inputs, writes_to_input)
+    assert len(calls(small)) == 1 and writes_to_input(small, left)
+
+
+def test_dead_code_and_unused_inputs_stay_where_they_are_needed() -> None:
+    gm = fx.symbolic_trace(lambda x, y: (x.sin(), x.cos() + 1)[1] * 2)
+    for fails, dead, left in (
+        (lambda gm, inputs: "sin" in calls(gm) and len(inputs) == 2, ["sin"], 2),
+        (lambda gm, inputs: len(inputs) == 2 and bool(calls(gm)), None, 2),
+    ):
+        small, inputs = minifier(gm, [torch.randn(2), torch.randn(2)], Question(fails))
+        assert len(inputs) == left and len(calls(small)) <= 2 and (dead is None or "sin" in calls(small))
+
+
+def test_layout_survives_and_sizes_become_small() -> None:
+    x = torch.randn(6, 4, 8).transpose(0, 2)
+
+    def transposed(gm: fx.GraphModule, inputs: list[Any]) -> bool:
+        gm(*inputs)
+        return any(value.dim() == 3 and value.stride(0) < value.stride(2) for value in inputs)
+
+    gm = fx.symbolic_trace(lambda x: (x * 2).permute(1, 0, 2).reshape(4, 48).exp().sum(1))
+    small, (value,) = minifier(gm, [x], transposed)
+    assert value.numel() <= 4 and transposed(small, [value])
+    small, left = minifier(gm, [x], Question(lambda gm, i: gm(*i) is not None and {"reshape", "exp"} <= {*calls(gm)}))
+    assert calls(small) == ["reshape", "exp"] and left[0].numel() == 1
+
+
+def test_what_cannot_be_minified(tmp_path: Path) -> None:
+    gm, x = fx.symbolic_trace(lambda x: x.sin() + 1), torch.randn(2)
+    with pytest.raises(RuntimeError, match="Input graph did not fail the tester"):
+        minifier(gm, [x], lambda gm, inputs: False)
+    with pytest.raises(RuntimeError, match="max_granularity 3 not power of two"):
+        minifier(gm, [x], has("sin"), max_granularity=3)
+    with pytest.raises(ValueError, match="save_dir"):
+        minifier(gm, [x], has("sin"), offload_to_disk=True)
+    answers = iter([True, False, False, False, False, False, False, False, False, False, False, False])
+    with pytest.raises(RuntimeError, match="fails no more"):
+        minifier(gm, [x], lambda gm, inputs: next(answers))
+
+
+def test_arguments_of_the_minifier(tmp_path: Path) -> None:
+    gm = fx.symbolic_trace(lambda x: (x.sin() + 1).cos().exp().tanh().sqrt())
+    x, dumped = torch.rand(4), []
+    for more in (
+        {},
+        {"max_granularity": 1},
+        {"skip_sanity": True},
+        {"offload_to_disk": True, "save_dir": str(tmp_path)},
+        {"offload_to_disk": True, "save_dir": str(tmp_path), "skip_offload": True},
+    ):
+        dumped.clear()
+        question = has("exp")
+        small, (value,) = minifier(gm, [x], question, lambda gm, inputs: dumped.append(len(calls(gm))), **more)
+        assert calls(small) == ["exp"] and value.shape == (1,) and question.asked <= 16
+        assert dumped[0] == 6 and dumped[-1] == 1 and dumped == sorted(dumped, reverse=True)
+        torch.testing.assert_close(value, (x.sin() + 1).cos()[:1])
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+def random_graph(size: int) -> fx.GraphModule:
+    """A graph of so many operations on tensors of three elements, of which two are special: one reads the other."""
+    graph = fx.Graph()
+    nodes = [graph.placeholder(f"x{place}") for place in range(3)]
+    special = sorted(random.sample(range(1, size), 2))
+    for place in range(size):
+        one, other = random.choices(nodes[-8:], k=2)
+        if place == special[0]:
+            first = nodes[-1] if place > 3 else nodes[0]
+            nodes.append(graph.call_function(torch.sinh, (first,)))
+            kept = nodes[-1]
+        elif place == special[1]:
+            nodes.append(graph.call_function(torch.cosh, (graph.call_function(torch.sub, (kept, one)),)))
+        elif random.random() < 0.5:
+            nodes.append(graph.call_function(random.choice([torch.sin, torch.tanh, torch.neg]), (one,)))
+        else:
+            nodes.append(graph.call_function(random.choice([torch.add, torch.mul, torch.maximum]), (one, other)))
+    graph.output((nodes[-1], nodes[size // 2], [nodes[-2]], 3))
+    return fx.GraphModule({}, graph)
+
+
+@pytest.mark.parametrize("size", [10, 40, 150])
+def test_pairs_of_nodes_in_random_graphs(size: int) -> None:
+    def reaches(gm: fx.GraphModule, inputs: list[Any]) -> bool:
+        gm(*inputs)
+        for node in gm.graph.find_nodes(op="call_function", target=torch.cosh):
+            source = node.args[0]
+            if isinstance(source, fx.Node) and source.target is torch.sub:
+                return any(getattr(arg, "target", None) is torch.sinh for arg in source.args)
+        return False
+
+    question, inputs = Question(reaches), [torch.randn(3) for _ in range(3)]
+    small, left = minifier(random_graph(size), inputs, question)
+    assert calls(small) == [torch.sinh, torch.sub, torch.cosh]
+    assert len(left) <= 2 and all(value.numel() == 1 for value in left)
+    assert question.asked <= 30 + 12 * math.log2(size)
+
+
+# ---- equal computations, and the small tools
+
+
+def merged(f: Callable[..., Any], *inputs: Tensor) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The graph of f, and without equal computations."""
+    gm = make_fx(f)(*inputs)
+    before = str(gm.graph)
+    graph = fx_graph_cse(gm.graph)
+    graph.lint()
+    assert str(gm.graph) == before, "a new graph"
+    return gm, fx.GraphModule(gm, graph)
+
+
+@pytest.mark.parametrize(
+    ("f", "fewer"),
+    [
+        (lambda x: x.cos() + x.cos(), 1),
+        (lambda x: (x.sum(0) * 2, x.sum(0) + 1), 1),
+        (lambda x: (x * 2).sin() + (x * 2.0).sin(), 0),
+        (lambda x: (x + 1).sin() + (x + True).sin(), 0),
+        (lambda x: (x * -0.0).sin() + (x * 0.0).sin(), 0),
+        (lambda x: (x.cos(), x.cos()), 0),
+        (lambda x: torch.rand_like(x) + torch.rand_like(x), 0),
+        (lambda x: torch.empty_like(x).fill_(1) + torch.empty_like(x).fill_(2), 0),
+        (lambda x: x.mul_(2).cos() + x.mul_(2).cos(), 0),
+        (lambda x: x.sin() + x.add_(1).neg() + x.sin(), 0),
+        (lambda x: x.max(0)[0] + x.max(0)[0], 3),
+        (lambda x: x.view(6)[2:].exp() + x.view(6)[2:].exp(), 3),
+    ],
+)
+def test_equal_computations(f: Callable[..., Any], fewer: int) -> None:
+    x = torch.randn(2, 3)
+    gm, small = merged(f, x.clone())
+    assert len(gm.graph.nodes) - len(small.graph.nodes) == fewer
+    torch.manual_seed(0)
+    expected = gm(x.clone())
+    torch.manual_seed(0)
+    torch.testing.assert_close(small(x.clone()), expected)
+
+
+def test_equal_computations_are_those_of_torch() -> None:
+    from torch._functorch import compile_utils as theirs
+
+    def f(x: Tensor, y: Tensor) -> Any:
+        a, b = x.softmax(0) + y.softmax(0), x.softmax(0) * y.softmax(0)
+        return a.sum(), (a + b).relu() * (a + b).relu(), x[:2].clone().add_(1), x.add_(1).sin() + x.sin()
+
+    gm = make_fx(f)(torch.randn(3, 3), torch.randn(3, 3))
+    assert str(fx_graph_cse(gm.graph)) == str(theirs.fx_graph_cse(gm.graph))
+
+
+def test_what_writes() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    relu = torch.nn.functional.relu
+    writing = [
+        graph.call_method("sin_", (x,)),
+        graph.call_function(relu, (x,), {"inplace": True}),
+        graph.call_function(torch.add, (x, 1), {"out": x}),
+        graph.call_function(operator.setitem, (x, 0, 1)),
+        graph.call_function(operator.iadd, (x, 1)),
+        graph.call_function(aten.mul_, (x, 2)),
+        graph.call_function(aten.copy_.default, (x, x)),
+    ]
+    reading = [
+        x,
+        graph.call_method("relu", (x,)),
+        graph.call_function(relu, (x,), {"inplace": False}),
+        graph.call_function(operator.add, (x, 1)),
+        graph.call_function(aten.mul, (x, 2)),
+        graph.call_function(torch.sub, (x, 1)),
+        graph.call_function(lambda x: x, (x,)),
+        graph.output(x),
+    ]
+    assert all(map(writes, writing)) and not any(map(writes, reading))
+
+
+def test_small_tools() -> None:
+    gm = make_fx(lambda x: (x.cos() + 1, {"a": x}))(torch.randn(3))
+    nodes = list(gm.graph.nodes)
+    assert [get_aten_target(node) for node in nodes[1:3]] == [aten.cos, aten.add]
+    assert get_placeholders(gm.graph) == nodes[:1] and get_outputs(gm.graph) == [nodes[2], nodes[0]]
+    strip_overloads(gm)
+    assert calls(gm) == [aten.cos, aten.add] and "aten.cos(" in gm.code
+    x = torch.randn(3)
+    assert torch.equal(gm(x)[0], x.cos() + 1)
+    with pytest.raises(AssertionError, match="No output node"):
+        get_outputs(fx.Graph())
