@@ -34,6 +34,10 @@ SAID_ELSEWHERE = {
     *("HxW", "implicit", "input_size*", "input_dtype", "non_blocking", "num_weights", "self_is_result", "sparse_grad"),
     *("hint_override", "specialize_on", "can_constant_fold_through", "is_embedded_type", "skip_guard_eval_unsafe"),
     *("allow_cache_entry_mutation", "derived_guard_types", "in_order", "descending", "b0"),
+    # what torch's engine calls of a capture of a backward pass, and gives it
+    *("begin_capture", "log_compile_reasons", "set_node_origin", "bind_function", "apply_functional", "*_hook"),
+    *("validate_outputs", "proxy_call_backward", "call_copy_slices_*", "end_capture", "check_nans", "pyobj"),
+    *("maybe_backward_state_idx", "opaque_object_indices"),
     # attributes that others read
     *("_is_buffer", "_is_param", "__type_params__", "_bolide_disabled*", "atexit", "_len"),
 }

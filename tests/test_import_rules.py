@@ -39,6 +39,7 @@ MAY_IMPORT = {
 ROOMS = (
     *("state", "policy", "config", "backends", "polyfills", "switches", "bytecode", "program", "guards", "native"),
     *("world", "machine", "library", "opcodes", "breaks", "torch_calls", "entry"),
+    "compiled_autograd",
 )
 """Of bolide.dynamo: each imports from those before it."""
 

@@ -3,7 +3,9 @@ Python."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from bolide.dynamo.backends import (
@@ -43,6 +45,14 @@ explain: Callable[..., Any]  # these three join all stages: bolide/__init__.py s
 export: Callable[..., Any]
 optimize: Callable[..., Any]
 optimize_assert: Callable[..., Any]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`compiled_autograd`, which most programs never need."""
+    if name == "compiled_autograd":
+        return importlib.import_module("bolide.dynamo.compiled_autograd")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "OptimizedModule",

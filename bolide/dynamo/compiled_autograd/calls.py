@@ -1,0 +1,183 @@
+"""What stands in the graph of a backward pass: formulas of autograd's nodes, and Python functions for the rest of what
+the engine does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from bolide.dynamo.compiled_autograd import callbacks
+
+Grad = torch.Tensor | None
+Size = int | torch.SymInt
+Function = torch.autograd.Function
+Gradients = Sequence[Grad]
+Hook = Callable[..., object]
+
+
+class Formula:
+    """What a node of autograd's graph computes, called as ``formula(grads, *saved)``: a function in C++.
+
+    is_custom: it is a C++ program's own. is_traceable: it may be called while a backend traces the graph.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Gradients], is_custom: bool, is_traceable: bool) -> None:
+        self.__name__ = self.__qualname__ = name
+        self.function = function
+        self.is_custom = is_custom
+        self.is_traceable = is_traceable
+
+    def __call__(self, *args: object) -> Gradients:
+        results = self.function(*args)
+        if torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled():
+            self._refuse_nans(results)
+        return results
+
+    def _refuse_nans(self, results: Gradients) -> None:
+        for index, result in enumerate(results):
+            if result is not None and bool(result.isnan().any()):
+                raise RuntimeError(f"Function '{self.__name__}' returned nan values in its {index}th output.")
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+
+FORMULAS: dict[str, Formula] = {}
+"""By name. The engine binds each of them once in a process."""
+
+
+def accumulate(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The sum of two gradients of one value."""
+    if one.layout is not torch.strided and other.layout is torch.strided:
+        return other + one  # torch adds sparse tensors to dense ones, not the other way round
+    return one + other
+
+
+def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool) -> Grad:
+    """Add a gradient to ``variable.grad``, which is given back. Nothing happens without one."""
+    if grad is not None:
+        formula = FORMULAS["AccumulateGrad"]
+        (variable.grad,) = formula([grad], variable, variable.grad, has_post_hooks)
+    return variable.grad
+
+
+def call_hook(hook: Hook, value: object, *others: object) -> object:
+    """What a hook gives in place of a value; the value itself if it gives None."""
+    result = hook(value, *others)
+    return value if result is None else result
+
+
+def call_tensor_hook(hook: Hook, grad: Grad) -> Grad:
+    """As `call_hook`. Raises what the engine raises for results that cannot stand for the gradient."""
+    result = hook(grad)
+    if result is None or result is grad:
+        return grad
+    name = getattr(hook, "__name__", "<unknown>")
+    if not isinstance(result, torch.Tensor):
+        raise TypeError(f"expected Variable, but hook returned '{type(result).__name__}'")
+    if grad is None:
+        raise RuntimeError(f"can't replace a None gradient with a non-None value (hook '{name}')")
+    if result.dtype is not grad.dtype or result.device != grad.device:
+        raise RuntimeError(f"hook '{name}' has changed the type of value")
+    if result.shape != grad.shape:
+        raise RuntimeError(f"hook '{name}' has changed the size of value")
+    return result
+
+
+def call_after_accumulation(hook: Hook, variable: torch.Tensor) -> torch.Tensor:
+    """Call a hook on a leaf whose gradient is complete; the leaf."""
+    hook(variable)
+    return variable
+
+
+class Real(Protocol):
+    """The `ctx` of a custom Function, as autograd has it."""
+
+    _forward_cls: type[torch.autograd.Function]
+
+
+class Context:
+    """The `ctx` of a custom Function in its backward: the real one, with the saved tensors of the graph."""
+
+    def __init__(self, real: object, saved_tensors: Gradients) -> None:
+        self.__dict__["real"] = real
+        self.__dict__["saved_tensors"] = tuple(saved_tensors)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.real, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.real, name, value)
+
+
+def call_backward(real: Real, saved_tensors: Gradients, count: int, *grads: Grad) -> tuple[Grad, ...]:
+    """The gradients that a custom Function's backward makes of `grads`. Raises RuntimeError if they are not `count`."""
+    cls = real._forward_cls
+    if cls.backward is not Function.backward and cls.vjp is not Function.vjp:
+        raise RuntimeError(f"{cls.__name__} implements both 'backward' and 'vjp': only one of them is allowed")
+    function = cls.backward if cls.vjp is Function.vjp else cls.vjp
+    given: tuple[object, ...] = ([*grads],) if getattr(cls, "boxed_grads_call", False) else grads
+    results = function(Context(real, saved_tensors), *given)
+    results = tuple(results) if isinstance(results, (tuple, list)) else (results,)
+    while len(results) > count and results[-1] is None:
+        results = results[:-1]
+    if len(results) != count:
+        raise RuntimeError(
+            f"function {cls.__name__}Backward returned an incorrect number of gradients "
+            f"(expected {count}, got {len(results)})"
+        )
+    return results
+
+
+def copy_slices_prologue(
+    grads: Sequence[torch.Tensor],
+    base_sizes: Sequence[Size],
+    base_strides: Sequence[Size],
+    base_offset: Size,
+    view_sizes: Sequence[Size],
+    view_strides: Sequence[Size],
+    view_offset: Size,
+) -> list[torch.Tensor]:
+    """Where a view was written in place: the gradient of its base, in the base's layout; the view of it; and a copy of
+    that view for the function that was written.
+    """
+    whole = grads[0].new_empty_strided(base_sizes, base_strides)
+    whole.copy_(grads[0])
+    part = whole.as_strided(view_sizes, view_strides, view_offset - base_offset)
+    return [whole, part, part.clone(memory_format=torch.contiguous_format)]
+
+
+def copy_slices_epilogue(
+    needed: Sequence[bool], whole: torch.Tensor, results: Gradients, part: torch.Tensor
+) -> list[Grad]:
+    """The gradients behind such a write: of the base, in which the view's has another value, and of other arguments."""
+    if needed[0] and results[0] is not None:
+        part.copy_(results[0])
+        return [whole, *(result if need else None for need, result in zip(needed[1:], results[1:]))]
+    return [None, *(result if need else None for need, result in zip(needed[1:], results[1:]))]
+
+
+def release(inputs: list[torch.Tensor]) -> None:
+    """Let go of the inputs: the graph has taken them apart, and forgets each after its last use."""
+    inputs.clear()
+
+
+def run_final_callbacks() -> None:
+    """Call what was queued for the end of this backward pass."""
+    callbacks.run()
+
+
+call_cpp_tensor_hook = torch._C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks
+
+EFFECTS: frozenset[object] = frozenset(
+    (accumulate_grad, call_hook, call_tensor_hook, call_cpp_tensor_hook, call_after_accumulation, call_backward)
+    + (copy_slices_prologue, copy_slices_epilogue, release, run_final_callbacks)
+)
+
+
+def has_effects(target: object) -> bool:
+    """Whether a call in the graph does more than compute its result."""
+    return target.is_custom if isinstance(target, Formula) else target in EFFECTS

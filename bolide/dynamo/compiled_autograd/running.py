@@ -1,0 +1,59 @@
+"""Running a captured backward pass."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+from bolide.dynamo.compiled_autograd import callbacks
+
+
+class _Region(threading.local):
+    """Whether this thread runs a captured backward pass."""
+
+    entered = 0
+
+
+region = _Region()
+
+
+class Running:
+    """What the engine calls with the compiled graph and its arguments, each time that the backward pass fits.
+
+    sizes, scalars: the positions of the numbers that the graph reads.
+    """
+
+    def __init__(self, name: str, sizes: Sequence[int], scalars: Sequence[int]) -> None:
+        self.name, self.sizes, self.scalars = name, sizes, scalars
+
+    def __call__(
+        self,
+        compiled: Callable[..., Sequence[torch.Tensor | None]],
+        inputs: list[torch.Tensor],
+        sizes: Sequence[int],
+        scalars: Sequence[float],
+        hooks: Sequence[object],
+        packed: Sequence[object],
+    ) -> list[torch.Tensor | None]:
+        """The gradients that were asked for; none if they were accumulated."""
+        numbers = [sizes[index] for index in self.sizes], [scalars[index] for index in self.scalars]
+        region.entered += 1
+        before = torch._C._dynamo.compiled_autograd.set_autograd_compiler(None, False)
+        checks = torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled()
+        leaves = [tensor for tensor in inputs if tensor.is_leaf and tensor.requires_grad] if checks else []
+        try:
+            with callbacks.queue():
+                results = list(compiled(inputs, *numbers, hooks, packed))
+        finally:
+            torch._C._dynamo.compiled_autograd.set_autograd_compiler(*before)
+            region.entered -= 1
+        if checks:
+            self._refuse_nans([*results, *(leaf.grad for leaf in leaves)])
+        return results
+
+    def _refuse_nans(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """What anomaly mode asks for. Raises RuntimeError."""
+        if any(gradient is not None and bool(torch.isnan(gradient).any()) for gradient in gradients):
+            raise RuntimeError(f"{self.name}: Compiled Autograd returned NaN gradients")

@@ -1,0 +1,171 @@
+"""What switches the capture of backward passes on and off, and what the graphs look like."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import bolide
+from bolide.dynamo import compiled_autograd
+from bolide.support import events
+from tests.compiled_autograd_tools import captures
+
+
+def backward(size: int = 3) -> torch.Tensor:
+    x = torch.randn(size, requires_grad=True)
+    x.exp().sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().exp())
+    return x
+
+
+def test_contexts_nest_and_put_back_what_was_there() -> None:
+    compiled_autograd.reset()
+    used: list[str] = []
+
+    def compiler(name: str) -> Any:
+        return lambda gm: lambda *args: (used.append(name), gm(*args))[1]
+
+    threads = torch.autograd.is_multithreading_enabled()
+    assert not compiled_autograd.compiled_autograd_enabled
+    with compiled_autograd.enable(compiler("outer")):
+        assert compiled_autograd.compiled_autograd_enabled
+        assert not torch.autograd.is_multithreading_enabled()
+        backward()
+        with compiled_autograd.disable():
+            assert not compiled_autograd.compiled_autograd_enabled
+            backward()
+            with compiled_autograd.enable(compiler("inner")):
+                assert compiled_autograd.compiled_autograd_enabled
+                y = torch.randn(3, requires_grad=True)
+                y.sin().sum().backward()
+            backward()
+        assert compiled_autograd.compiled_autograd_enabled
+        backward()
+    assert not compiled_autograd.compiled_autograd_enabled
+    backward()
+    assert torch.autograd.is_multithreading_enabled() == threads
+    assert used == ["outer", "inner", "outer"]
+    assert captures() == 2
+
+
+def test_it_is_off_again_after_an_error() -> None:
+    engine = torch.autograd.Variable._execution_engine
+    with pytest.raises(ZeroDivisionError), compiled_autograd.enable(lambda gm: gm):
+        raise ZeroDivisionError
+    assert not compiled_autograd.compiled_autograd_enabled
+    assert torch.autograd.Variable._execution_engine is engine
+
+
+def test_errors_of_the_compiler_and_of_the_graph_arrive() -> None:
+    compiled_autograd.reset()
+
+    def fails(*args: Any) -> Any:
+        raise ZeroDivisionError("as expected")
+
+    for compiler in (fails, lambda gm: fails):
+        compiled_autograd.reset()
+        with compiled_autograd.enable(compiler), pytest.raises(Exception, match="as expected"):
+            backward()
+        assert not compiled_autograd.in_compiled_autograd_region
+    compiled_autograd.reset()
+    with compiled_autograd.enable(lambda gm: gm):
+        backward()
+
+
+def test_the_region_is_where_the_graph_runs() -> None:
+    compiled_autograd.reset()
+    seen: list[bool] = []
+
+    def compiler(gm: Any) -> Any:
+        seen.append(compiled_autograd.in_compiled_autograd_region)
+        return lambda *args: (seen.append(compiled_autograd.in_compiled_autograd_region), gm(*args))[1]
+
+    with compiled_autograd.enable(compiler):
+        backward()
+        seen.append(compiled_autograd.in_compiled_autograd_region)
+    assert seen == [False, True, False]
+
+
+def test_reset_forgets_what_was_captured() -> None:
+    compiled_autograd.reset()
+    for _ in range(2):
+        with compiled_autograd.enable(lambda gm: gm):
+            backward()
+            backward(5)
+        assert captures() == 1
+        bolide.reset()
+        assert captures() == 0
+
+
+def test_reset_inside_of_a_captured_backward_is_refused() -> None:
+    compiled_autograd.reset()
+
+    def compiler(gm: Any) -> Any:
+        return lambda *args: compiled_autograd.reset()
+
+    with compiled_autograd.enable(compiler), pytest.raises(RuntimeError, match="cannot be reset"):
+        backward()
+
+
+def test_the_graph() -> None:
+    compiled_autograd.reset()
+    modules: list[Any] = []
+    seen: list[Any] = []
+    with events.subscribed(seen.append), compiled_autograd.enable(lambda gm: modules.append(gm) or gm):
+        backward()
+    (module,) = modules
+    assert type(module).__name__.startswith("CompiledAutograd")
+    names = [node.name for node in module.graph.find_nodes(op="placeholder")]
+    assert names == ["inputs", "sizes", "scalars", "hooks", "packed_data"]
+    module.graph.lint()
+    origins = [str(node.meta.get("stack_trace")) for node in module.graph.nodes if "backward0" in node.name]
+    assert [re.findall(r"\w+ \(NodeCall \d+\)", origin) for origin in origins] == [
+        ["SumBackward0 (NodeCall 1)"],
+        ["ExpBackward0 (NodeCall 2)"],
+    ]
+    (event,) = [event for event in seen if isinstance(event, events.Graph)]
+    assert event.graph is module
+
+
+def test_inputs_are_released_as_they_are_consumed() -> None:
+    compiled_autograd.reset()
+    left: list[int] = []
+
+    def compiler(gm: Any) -> Any:
+        def run(inputs: list[Any], *others: Any) -> Any:
+            results = gm(inputs, *others)
+            left.append(len(inputs))
+            return results
+
+        return run
+
+    with compiled_autograd.enable(compiler):
+        backward()
+    assert left == [0]
+
+
+def test_a_thread_at_a_time() -> None:
+    compiled_autograd.reset()
+    with compiled_autograd.enable(lambda gm: gm):
+        threads = [threading.Thread(target=backward) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+            thread.join()
+    assert captures() == 1
+
+
+def test_anomaly_mode_finds_gradients_that_are_no_numbers() -> None:
+    compiled_autograd.reset()
+    x = torch.zeros(3, requires_grad=True)
+    with compiled_autograd.enable(lambda gm: gm):
+        with (
+            torch.autograd.detect_anomaly(),
+            pytest.raises(RuntimeError, match="SqrtBackward0' returned nan"),
+        ):
+            (x.sqrt() * 0).sum().backward()
+        x.grad = None
+        (x.sqrt() * 0).sum().backward()
