@@ -32,9 +32,8 @@ from bolide.support import errors, events
 from bolide.support.errors import BolideWarning, CompileError, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.support.locks import compiling
-from bolide.symbolic import hint_of
 from bolide.tracing import TensorMeta, modes
-from bolide.tracing.described import describe
+from bolide.tracing.described import describe, example
 
 Partition = Literal["default", "min_cut"]
 
@@ -246,7 +245,7 @@ def _keeping_modes(
 def _foreign_graph(
     compiler_fn: CompilerFn, options: Mapping[str, object], name: str, graph: fx.GraphModule, info: GraphInfo
 ) -> Callable[[list[Any]], Any]:
-    examples = [_example(node.meta["val"]) for node in placeholders(graph.graph)]
+    examples = [example(node.meta["val"]) for node in placeholders(graph.graph)]
     describe(graph.graph)
     asked = functools.partial(_given, compiler_fn, options=options, name=name)
     return _unboxed(_for_all_sizes(asked, graph, examples))
@@ -310,18 +309,6 @@ def _name(compiler_fn: CompilerFn) -> str:
     while isinstance(compiler_fn, functools.partial):
         compiler_fn = compiler_fn.func
     return getattr(compiler_fn, "__qualname__", type(compiler_fn).__qualname__)
-
-
-def _example(meta: object) -> Any:
-    """A tensor of random numbers (of a generator of its own), or a number, as the graph expects it."""
-    if not isinstance(meta, TensorMeta):
-        return int(meta.node.hint) if isinstance(meta, torch.SymInt) else meta
-    shape, stride = list(map(hint_of, meta.shape)), list(map(hint_of, meta.stride))
-    reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride)) if all(shape) else 0
-    memory = torch.zeros(reach, dtype=meta.dtype, device=meta.device)  # elements may share it
-    if memory.device.type != "meta" and (meta.dtype.is_floating_point or meta.dtype.is_complex):
-        memory.normal_(generator=torch.Generator(meta.device).manual_seed(0))
-    return memory.as_strided(shape, stride)
 
 
 # ---- verify_correctness ----------------------------------------------------------------------------------------------

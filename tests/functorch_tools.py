@@ -80,9 +80,11 @@ def gradients(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], s
     return list(torch.autograd.grad(roots, wanted, weights, allow_unused=True))
 
 
-def check(fn: Function, inputs: Sequence[torch.Tensor], *, partition: Any = "min_cut", **tolerance: Any) -> Compiled:
-    """Outputs, writes to inputs and gradients of the compiled function are eager's, twice."""
-    compiled = Compiled(fn, fresh(inputs), partition)
+def check(
+    fn: Function, inputs: Sequence[torch.Tensor], *, partition: Any = "min_cut", make: Any = Compiled, **tolerance: Any
+) -> Any:
+    """Outputs, writes to inputs and gradients of the function that `make` compiles are eager's, twice."""
+    compiled = make(fn, fresh(inputs), partition)
     for repetition in range(2):
         ours, eager = fresh(inputs), fresh(inputs)
         actual, expected = flat(compiled(*ours)), flat(fn(*eager))

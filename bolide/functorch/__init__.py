@@ -1,5 +1,8 @@
 """Differentiation: joint graphs, passes over them, partitions, and eager's calling convention at run time."""
 
+import importlib
+from typing import Any
+
 from bolide.functorch.aot import compile_trace
 from bolide.functorch.compilers import interpret, interpret_decomposed
 from bolide.functorch.config import config
@@ -18,3 +21,19 @@ __all__ = [
     "interpret_decomposed",
     "run_passes",
 ]
+
+_LATE = {
+    "aot_autograd": (
+        *("aot_function", "aot_module", "aot_module_simplified"),
+        *("compiled_function", "compiled_module", "make_boxed_compiler", "make_boxed_func"),
+    ),
+    "foreign": ("default_partition", "min_cut_rematerialization_partition", "draw_graph", "draw_joint_graph"),
+}
+"""What is loaded when it is asked for, by module."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _LATE.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,7 +26,7 @@ from bolide.functorch.graphs import (
 from bolide.functorch.joint import finish_inference, finish_joint, tangent_meta
 from bolide.functorch.memory import saved_values
 from bolide.functorch.partitioners import Joint, Partition, Strategy, forward_nodes, partition
-from bolide.functorch.passes import INFERENCE_PASSES, run_passes
+from bolide.functorch.passes import INFERENCE_PASSES, PASSES, Pass, run_passes
 from bolide.functorch.passes.freezing import Frozen, freeze, split_constants
 from bolide.functorch.passes.norms import split_norms
 from bolide.functorch.runtime.missing import with_presence, without_tangents
@@ -63,20 +63,22 @@ def compile_trace(
     title: str = "a graph",
     on_fault: Callable[[Exception], GraphCompiler] | None = None,
     constants: frozenset[int] = frozenset(),
+    plain: bool = False,
 ) -> Runner:
     """Compiles a finished trace; call it in the global state (grad mode, autocast) in which the result will be called.
 
     The runner takes the real inputs in the order of `trace.inputs`, then the sizes, and returns the real `outputs`,
     which have eager's history, strides and aliases; inputs are written to as eager does. Without anything to
     differentiate there is one graph, and no autograd function. Otherwise the trace is extended to a joint graph, and
-    split by `partition` ("default" saves what eager saves, "min_cut" what costs least); the backward graph is compiled
-    when it first runs. The program's forward is over then: `on_fault` is told what fails and gives the compiler for
-    another attempt. Errors of a backward that runs say that it is that of `title`. The inputs at `constants` rarely
-    change: what is made of them alone is computed once where nothing is differentiated (see `freezing`).
+    split by `partition` ("default" saves what eager saves, "min_cut" what costs least, a function does it itself); the
+    backward graph is compiled when it first runs. The program's forward is over then: `on_fault` is told what fails
+    and gives the compiler for another attempt. Errors of a backward that runs say that it is that of `title`. The
+    inputs at `constants` rarely change: what is made of them alone is computed once where nothing is differentiated
+    (see `freezing`). With `plain` no operation takes the place of recorded ones, and the backward is compiled at once.
 
     Raises `Unsupported` for a program without a backward, and for outputs whose history cannot be reproduced.
     """
-    request = _Request(forward_compiler, backward_compiler, partition, "graph", title, on_fault, constants)
+    request = _Request(forward_compiler, backward_compiler, partition, "graph", title, on_fault, constants, plain)
     return _compile(trace, outputs, request)
 
 
@@ -91,6 +93,11 @@ class _Request:
     title: str
     on_fault: Callable[[Exception], GraphCompiler] | None
     constants: frozenset[int]
+    plain: bool
+
+    @property
+    def inference_passes(self) -> tuple[Pass, ...]:
+        return PASSES if self.plain else INFERENCE_PASSES
 
     def forward(
         self, graph: fx.Graph, trace: Trace, signature: Signature, info: GraphInfo, takes: Sequence[int] | None = None
@@ -124,7 +131,7 @@ def _compile_inference(trace: Trace, signature: Signature, request: _Request) ->
     if constants:
         run = _compile_frozen(trace, signature, request, visible, constants)
     else:
-        graph = run_passes(trace.graph, request.name, INFERENCE_PASSES)
+        graph = run_passes(trace.graph, request.name, request.inference_passes)
         run = request.forward(graph, trace, signature, GraphInfo("inference", _parameters(trace), visible))
     if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in trace.leaves):
         run = without_grad(run)
@@ -137,7 +144,7 @@ def _compile_frozen(
     """The inference graph, of which what is made of `constants` alone is computed once, by ATen."""
     shapes = trace.shapes if trace.has_symbols else None
     graph = freeze(run_passes(trace.graph, request.name), constants, shapes)
-    split = split_constants(run_passes(graph, request.name, INFERENCE_PASSES), constants)
+    split = split_constants(run_passes(graph, request.name, request.inference_passes), constants)
     if split is None:
         info = GraphInfo("inference", _parameters(trace), visible)
         return request.forward(trace.graph, trace, signature, info)
@@ -176,6 +183,8 @@ def _compile_training(trace: Trace, signature: Signature, request: _Request) -> 
     apart = [i for i, leaf in enumerate(trace.leaves) if leaf is not trace.inputs[i] and id(leaf) not in behind]
     anchored = not any(takes_gradient(leaf) and id(leaf) in behind for leaf in trace.leaves)
     backward = Backward(crossing, backward_for, twice, eager, request.title)
+    if request.plain:
+        backward.compiled_for(())
     return differentiable(forward, backward, crossing, apart, anchored)
 
 
@@ -189,7 +198,8 @@ def _differentiated(
     except NotImplementedError as error:
         raise Unsupported(str(error), remedy="run it under torch.no_grad()", kind="operator") from error
     tape = tape_of(joint, trace.constants) if derivable else None
-    split_norms(joint.graph, forward_nodes(joint), trace.shapes if trace.has_symbols else None)
+    if not request.plain:
+        split_norms(joint.graph, forward_nodes(joint), trace.shapes if trace.has_symbols else None)
     run_passes(joint.graph, request.name)
     parts = partition(joint, request.strategy)
     if events.subscribers:

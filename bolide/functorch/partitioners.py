@@ -10,7 +10,8 @@ values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,8 +38,6 @@ from bolide.tracing.called.derivatives import derivative
 from bolide.tracing.graph import behind, closure
 from bolide.tracing.numbers.data import binds
 from bolide.tracing.traits import NEVER
-
-Strategy = Literal["default", "min_cut"]
 
 _WORTH_A_CUT = 0.25
 """The part of all traffic for saved values that must be at stake before a flow is computed (see `possible_gain`)."""
@@ -71,11 +70,27 @@ class Partition:
     saved_at: tuple[int, ...]
 
 
-def partition(joint: Joint, strategy: Strategy = "min_cut") -> Partition:
+Strategy = Literal["default", "min_cut"] | Callable[[Joint], Partition]
+
+
+_OF_OTHERS = ("default_partition", "min_cut_rematerialization_partition", "draw_graph", "draw_joint_graph")
+
+
+def __getattr__(name: str) -> Any:
+    """PyTorch's partition functions, which are loaded when they are asked for."""
+    if name in _OF_OTHERS:
+        return getattr(importlib.import_module("bolide.functorch.foreign"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def partition(joint: Joint, strategy: Strategy = "min_cut", recomputable: Container[object] | None = None) -> Partition:
     """Splits `joint`. "default" saves what eager's formulas save; "min_cut" what costs the least time, but no more
-    bytes (beyond rounding).
+    bytes (beyond rounding); anything else is called. `recomputable`: the operations that may be done again (None: those
+    that cost little).
     """
-    needs = analyse(joint)
+    if callable(strategy):
+        return strategy(joint)
+    needs = analyse(joint, recomputable)
     saved = read_by_backward(needs)
     traffic = sum(_price_of_saving(node, needs) for node in saved)
     if strategy == "min_cut" and possible_gain(needs, saved) > _WORTH_A_CUT * traffic:
@@ -99,7 +114,7 @@ class Needs:
     reads directly; `readers`: the nodes of the backward that depend on tangents; `in_forward`: nodes that the forward
     computes in any case; `backward_only`: candidates that it does not compute, but could save; `visible`: its results;
     `checkpointed`: nodes that the program wants computed again; `held`: those that code of the program's is given in
-    the backward, which may write to this very memory.
+    the backward, which may write to this very memory; `recomputable`: see `partition`.
     """
 
     candidates: list[fx.Node]
@@ -110,6 +125,7 @@ class Needs:
     visible: set[fx.Node]
     checkpointed: set[fx.Node]
     held: set[fx.Node]
+    recomputable: Container[object] | None = None
 
     def savable(self, node: fx.Node) -> bool:
         """Views are never saved (what they look at is), nor are tuples (their items are), constants (they are there),
@@ -136,7 +152,7 @@ def forward_nodes(joint: Joint) -> set[fx.Node]:
     return nodes
 
 
-def analyse(joint: Joint) -> Needs:
+def analyse(joint: Joint, recomputable: Container[object] | None = None) -> Needs:
     graph = joint.graph
     flat = results(graph)
     outputs, gradients = argument_nodes(flat[: joint.outputs]), argument_nodes(flat[joint.outputs :])
@@ -151,7 +167,8 @@ def analyse(joint: Joint) -> Needs:
     checkpointed = _checkpointed(graph, in_forward)
     called = graph.find_nodes(op="call_function", target=derivative)
     held = {root(operand) for node in called for operand in node.all_input_nodes if is_tensor(operand)}
-    needs = Needs(candidates, demanded, readers, in_forward, backward_only, set(outputs), checkpointed, held)
+    visible = set(outputs)
+    needs = Needs(candidates, demanded, readers, in_forward, backward_only, visible, checkpointed, held, recomputable)
     backward_only.update(node for node in candidates if node not in in_forward and needs.savable(node))
     return needs
 
@@ -247,7 +264,12 @@ def _may_run_in_backward(node: fx.Node, needs: Needs) -> bool:
         return False
     if node in needs.in_forward and "region" in node.meta and node not in needs.checkpointed:
         return not needs.savable(node)  # a region's result: without it the next region would start with this one's
-    return node not in needs.in_forward or node in needs.checkpointed or recompute(node) < NEVER
+    if node not in needs.in_forward or node in needs.checkpointed:
+        return True
+    if needs.recomputable is None or is_view(node) or is_size(node):
+        return recompute(node) < NEVER
+    target: Any = maker(node).target
+    return target in needs.recomputable or getattr(target, "overloadpacket", None) in needs.recomputable
 
 
 def _price_of_again(node: fx.Node, needs: Needs) -> float:

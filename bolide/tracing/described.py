@@ -11,6 +11,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from bolide.support.errors import UserFrame
+from bolide.symbolic import hint_of
 from bolide.tracing.graph import mapped
 from bolide.tracing.meta import TensorMeta, meta_of
 
@@ -62,3 +63,15 @@ def describe(graph: fx.Graph, replace: bool = False) -> None:
                 if id(line) not in lines:
                     lines[id(line)] = f"  {line}\n    {line.text}\n"
             node.meta["stack_trace"] = "".join([lines[id(line)] for line in stack])
+
+
+def example(meta: object) -> Any:
+    """A tensor of random numbers (of a generator of its own), or a number, as the graph expects it."""
+    if not isinstance(meta, TensorMeta):
+        return int(meta.node.hint) if isinstance(meta, torch.SymInt) else meta
+    shape, stride = list(map(hint_of, meta.shape)), list(map(hint_of, meta.stride))
+    reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride)) if all(shape) else 0
+    memory = torch.zeros(reach, dtype=meta.dtype, device=meta.device)  # elements may share it
+    if memory.device.type != "meta" and (meta.dtype.is_floating_point or meta.dtype.is_complex):
+        memory.normal_(generator=torch.Generator(meta.device).manual_seed(0))
+    return memory.as_strided(shape, stride)

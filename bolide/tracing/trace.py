@@ -33,6 +33,8 @@ class Trace(Recorder):
             return result
         if (generator := generators.find(args, kwargs)) is not None:
             return generators.draw(self, generator, func, args, kwargs)
+        if self.decompositions and (result := decomposed(self, func, args, kwargs)) is not NotImplemented:
+            return result
         if self.compliant_only:
             kinds.refuse_unless_compliant(self, func)
         handler = HANDLERS.get(func)
@@ -68,3 +70,20 @@ class Trace(Recorder):
         """Call one of torch's functions, or an operator, for the program."""
         args = forms.for_derivatives(function, args)
         return primitives.call(function, args, kwargs) if self.shapes.hints else function(*args, **kwargs)
+
+
+def decomposed(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the trace's decomposition of an operation records; NotImplemented if it has none. PyTorch's own are written
+    in primitives, too: these are recorded as the ATen operations that they are made of."""
+    decomposition = trace.decompositions.get(func)
+    if decomposition is not None:
+        with trace.recording():
+            return decomposition(*args, **kwargs)
+    if getattr(func, "namespace", "") != "prims" or not hasattr(func, "impl_aten"):
+        return NotImplemented
+    table, trace.decompositions = trace.decompositions, {}
+    try:
+        with trace.recording():
+            return func.impl_aten(*args, **kwargs)
+    finally:
+        trace.decompositions = table

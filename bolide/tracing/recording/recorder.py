@@ -79,6 +79,7 @@ class Recorder(abc.ABC):
     - `assume`: guards a condition on numbers from outside; `listener`: what else the program depends on
     - `compliant_only`: operators must say that they keep the compiler's rules
     - `draws_as_eager`: random numbers are drawn one operation after the other, as eager does
+    - `decompositions`: functions that are recorded in place of these operations
 
     What it has found out:
 
@@ -104,6 +105,7 @@ class Recorder(abc.ABC):
         self.captures_sizes: bool | None = False
         self.compliant_only = False
         self.draws_as_eager = False
+        self.decompositions: Mapping[OpOverload, Callable[..., Any]] = {}
         self.differentiates = False
         self.derivation = Derivation()
         self.answered: dict[tuple[object, ...], Any] = {}
