@@ -27,6 +27,8 @@ SECONDS = 0.05
 FEWEST = 3
 MOST_BYTES = 1 << 30
 """Kernels that work on more memory are not run."""
+LIGHTEST = 16
+"""Threads are not tried where an element would need more than so much work to be worth the first of them."""
 
 Clock = Callable[[CompiledKernel, Sequence[int]], float]
 """Seconds of one run of a kernel on these addresses and sizes."""
@@ -51,14 +53,21 @@ class Search:
     task: TaskID = field(default=TaskID(0))
 
     def __call__(self, schedule: Schedule, kernel_of: Callable[[Schedule], Kernel]) -> Schedule:
-        """The fastest among `schedule` and its alternatives."""
-        candidates = [schedule, *schedule.alternatives()]
+        """The fastest among `schedule` and its alternatives, on as many threads as are fastest for it."""
+        chosen = self._fastest_of([schedule, *schedule.alternatives()], kernel_of)
+        if self._elements(kernel_of(chosen)) * LIGHTEST >= self.machine.grain:
+            chosen = self._fastest_of([chosen, *chosen.alternative_threads(self.machine)], kernel_of)
+        if self.progress is not None:
+            self.progress.advance(self.task)
+        return chosen
+
+    def _fastest_of(self, candidates: Sequence[Schedule], kernel_of: Callable[[Schedule], Kernel]) -> Schedule:
         if len(candidates) == 1:
-            return schedule
+            return candidates[0]
         kernels = [kernel_of(candidate) for candidate in candidates]
         words = self._buffers(kernels[0])
         if words is None:
-            return schedule
+            return candidates[0]
         sizes = [self.sizes[size] for size in kernels[0].sizes]
         described = [digest(kernel) for kernel in kernels]
         key = artifacts.key_of("\n".join(described), repr(self.machine), str(self.machine.threads), repr(sizes))
@@ -66,14 +75,18 @@ class Search:
         if place is None:
             place = self._fastest(kernels, [*(buffer.data_ptr() for buffer in words), *sizes])
             artifacts.keep_choice(key, place)
-        if self.progress is not None:
-            self.progress.advance(self.task)
         chosen = candidates[place]
-        return replace(chosen, why=(*chosen.why, "the fastest when measured")) if place else schedule
+        return replace(chosen, why=(*chosen.why, "the fastest when measured")) if place else chosen
+
+    def _elements(self, kernel: Kernel) -> int:
+        """The elements that a kernel works on; 0 where a size is not known."""
+        if not self.sizes.keys() >= set(kernel.sizes):
+            return 0
+        return sum(param.numel.evaluate(self.sizes) for param in kernel.params)
 
     def _buffers(self, kernel: Kernel) -> list[torch.Tensor] | None:
-        """Memory for the parameters; None where a size is not known, or it would be too much."""
-        if not self.sizes.keys() >= set(kernel.sizes):
+        """Memory for the parameters; None where a size is not known, or there is none, or it would be too much."""
+        if not self._elements(kernel):
             return None
         extents = [param.numel.evaluate(self.sizes) for param in kernel.params]
         if sum(extent * param.dtype.itemsize for extent, param in zip(extents, kernel.params)) > MOST_BYTES:

@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from bolide.dynamo.machine.callers import Caller, caller_of
 from bolide.dynamo.machine.interpreter import Machine
@@ -72,8 +72,9 @@ class Notices:
         try:
             yield
         finally:
-            if passing in warnings.filters:
-                warnings.filters.remove(passing)
+            filters = cast(list[Any], warnings.filters)
+            if passing in filters:
+                filters.remove(passing)
             if warnings.showwarning is show:
                 warnings.showwarning = before
 

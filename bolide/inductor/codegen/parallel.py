@@ -78,7 +78,7 @@ def _elements(body: Sequence[Stmt], known: frozenset[str]) -> Expr:
 
 def entry(kernel: Kernel, name: str, regions: Sequence[Region], machine: Machine, declarations: dict[str, str]) -> str:
     """The text of the function that a launch calls, and of what it hands to the threads."""
-    target, grain = machine.target, machine.grain
+    target, grain = machine.target, kernel.grain or machine.grain
     b = Builder(declarations, target)
     values = FunctionValues(b, Dependences(kernel))
     values.load_sizes(kernel)

@@ -146,7 +146,8 @@ class Local:
 class Kernel:
     """One launch. Top-level loops of kind ``parallel`` are spread over threads; top-level statements run one after the
     other with a barrier between them. `sizes`: names of int64 size parameters. `origins`: names of the ATen ops fused
-    here, for people. `device`: where it runs, and all its parameters are."""
+    here, for people. `device`: where it runs, and all its parameters are. `grain`: the work that a thread must have
+    (`Machine.grain`); None: the machine's."""
 
     name: str
     params: tuple[Param, ...]
@@ -155,6 +156,7 @@ class Kernel:
     locals: tuple[Local, ...] = ()
     origins: tuple[str, ...] = ()
     device: torch.device = CPU
+    grain: int | None = None
 
     @property
     def buffers(self) -> tuple[Param | Local, ...]:

@@ -86,6 +86,8 @@ def kernel_lines(kernel: Kernel) -> list[Line]:
     lines: list[Line] = [(None, f"kernel {kernel.name}({params}{sizes})")]
     if kernel.origins:
         lines.append((None, "  # " + ", ".join(kernel.origins)))
+    if kernel.grain is not None:
+        lines.append((None, f"  grain {kernel.grain}"))
     lines.extend((None, f"  local {local.name}: {dtype_text(local.dtype)}[{local.numel}]") for local in kernel.locals)
     _KernelPrinter(kernel, lines).body(kernel.body, "  ")
     return lines

@@ -58,6 +58,8 @@ def verify(kernel: Kernel, sizes: Mapping[str, int] | None = None) -> None:
     )
     if len(state.dtypes) != len(kernel.buffers):
         raise state.fail("two buffers have one name")
+    if kernel.grain is not None and kernel.grain < 1:
+        raise state.fail(f"a thread's work is {kernel.grain}")
     for name, numel in state.numels.items():
         if not numel.free_vars <= state.names:
             raise state.fail(f"the size of {name} uses {_list(numel.free_vars - state.names)}, not a size parameter")

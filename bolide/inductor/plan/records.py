@@ -60,6 +60,7 @@ RECORDS: Mapping[type, Mapping[str, Spec]] = {
         "locals": Many(loops.Local),
         "origins": Many(NOTE),
         "device": _DEVICE,
+        "grain": (int, None),
     },
     # plans
     steps.TensorType: {"dtype": _DTYPE, "device": _DEVICE, "shape": _EXPRS, "stride": _EXPRS},

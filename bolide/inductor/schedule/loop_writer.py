@@ -69,7 +69,7 @@ def kernel_of(group: Group, pieces: list[Piece], schedule: Schedule, ctx: Schedu
     origins = tuple(dict.fromkeys(origin for stage in group.stages for origin in stage.origins))
     devices = {buffers[param.name].device for param in params}
     assert len(devices) == 1, f"{name} works on several devices: {devices}"
-    return Kernel(name, params, body, tuple(sizes), tuple(scratch), origins, devices.pop())
+    return Kernel(name, params, body, tuple(sizes), tuple(scratch), origins, devices.pop(), schedule.grain)
 
 
 def pieces_of(group: Group, stored: set[str], buffers: dict[str, Buffer]) -> list[Piece]:

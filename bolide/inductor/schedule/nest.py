@@ -15,6 +15,7 @@ from bolide.inductor.schedule.stages import Group, Space
 from bolide.symbolic import Expr
 
 FAR = 1 << 60  # the stride of a symbolic or irregular access, for sorting
+ONE_THREAD = 1 << 60  # a grain that no work reaches
 MOST_NODES = 250  # the pieces of a loop that is split have at most so many nodes: compile time grows
 
 
@@ -28,8 +29,9 @@ class Schedule:
     `jam`: the parallel axis of which so many iterations run side by side in one, each with accumulators of its own.
     `blocks`: axes outside that run in blocks of so many iterations (`rewrites.in_blocks`). `splits`: axes outside that
     are split at these places, wherever a condition on them changes there. Both are for kernels without axes inside.
-    `rename`: what became of the group's axes that were merged. `scratch`: the most rows of memory that keep values from
-    pass to pass. `why`: a reason for each choice."""
+    `grain`: the work that a thread must have (None: the machine's): it decides how many threads share the parallel
+    axes, whatever their extents are in a call. `rename`: what became of the group's axes that were merged. `scratch`:
+    the most rows of memory that keep values from pass to pass. `why`: a reason for each choice."""
 
     outer: tuple[Axis, ...]
     inner: tuple[Axis, ...]
@@ -38,6 +40,7 @@ class Schedule:
     jam: tuple[str, int] | None = None
     blocks: tuple[tuple[str, int], ...] = ()
     splits: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    grain: int | None = None
     why: tuple[str, ...] = ()
 
     @property
@@ -64,6 +67,7 @@ class Schedule:
         parts += [f"{name} in blocks of {size}" for name, size in self.blocks]
         parts += [f"{name} split at {', '.join(map(str, places))}" for name, places in self.splits]
         parts += [f"{self.scratch} rows of scratch memory at most"] if self.scratch else []
+        parts += [f"at least {self.grain} of work for a thread"] if self.grain is not None else []
         return "\n".join([", ".join(parts), *self.why])
 
     def with_vector(self, name: str | None, why: str = "as was asked") -> Schedule:
@@ -94,6 +98,13 @@ class Schedule:
                 why = (*self.why, f"blocks of {other}: as was asked")
                 others.append(replace(self, blocks=((name, other), *rest), why=why))
         return others
+
+    def alternative_threads(self, machine: Machine) -> list[Schedule]:
+        """The same schedule on more or fewer threads, down to one: for a search."""
+        if machine.threads == 1 or not self.parallel:
+            return []
+        grains = [machine.grain // 4, machine.grain * 4, machine.grain * 16, ONE_THREAD]
+        return [replace(self, grain=grain, why=(*self.why, f"grain {grain}: as was asked")) for grain in grains]
 
     def _may_exchange(self, place: int) -> bool:
         """Whether a parallel loop and the one inside it may change places."""

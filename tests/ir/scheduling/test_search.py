@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 import bolide
 from bolide.inductor import compile_graph
-from bolide.inductor.machine import host_machine
+from bolide.inductor.ir.printer import kernel_text
+from bolide.inductor.machine import Machine, host_machine
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.inductor.search import Search, searching
 from bolide.support import artifacts
@@ -27,6 +29,10 @@ def nothing_known() -> Iterator[None]:
 
 def turned(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(1, 2).contiguous() * 2
+
+
+def on_one_thread() -> Machine:
+    return replace(host_machine(), threads=1)
 
 
 class Ran:
@@ -49,13 +55,51 @@ def test_the_fastest_is_taken_and_remembered(best: int) -> None:
     x = torch.randn(4, 5, 6, 32)
     for again in (False, True):
         clock = Ran(best)
-        graph = compile_graph(*graph_of(turned, (x,)), tune=Search(host_machine(), {}, clock))
+        graph = compile_graph(*graph_of(turned, (x,)), tune=Search(on_one_thread(), {}, clock))
         (plain,) = compile_graph(*graph_of(turned, (x,))).kernels
         assert_same(graph([x])[0], turned(x))
         assert (clock.runs == 0) == again
         (report,) = graph.kernels
         assert report.schedule.outer == [plain.schedule, *plain.schedule.alternatives()][best].outer
         assert ("the fastest when measured" in report.schedule.why) == (best > 0)
+
+
+@pytest.mark.parametrize("best", range(5))
+def test_numbers_of_threads_are_tried_for_the_fastest_schedule(best: int) -> None:
+    machine = replace(host_machine(), threads=4)
+    x = torch.randn(4, 5, 6, 32)
+    (plain,) = compile_graph(*graph_of(turned, (x,))).kernels
+    schedules = [plain.schedule, *plain.schedule.alternatives()]
+    threads = [schedules[1], *schedules[1].alternative_threads(machine)]
+    assert len({schedule.grain for schedule in threads}) == len(threads) == 5
+    times = [2.0 if place != 1 else 1.0 for place in range(len(schedules))]  # of the kernels, as they come
+    times += [1.5 if place != best else 0.5 for place in range(1, len(threads))]
+    seen: list[CompiledKernel] = []
+
+    def clock(kernel: CompiledKernel, words: Sequence[int]) -> float:
+        if kernel not in seen:
+            seen.append(kernel)
+        kernel.launch(*words)
+        return times[seen.index(kernel)]
+
+    graph = compile_graph(*graph_of(turned, (x,)), tune=Search(machine, {}, clock))
+    assert_same(graph([x])[0], turned(x))
+    (report,) = graph.kernels
+    assert len(seen) == len(times)
+    assert (report.schedule.outer, report.schedule.grain) == (threads[best].outer, threads[best].grain)
+    assert ("for a thread" in report.schedule.text()) == (f"grain {report.schedule.grain}" in kernel_text(report.ir))
+    assert (report.schedule.grain is None) == (best == 0)
+
+
+def test_work_is_shared_by_the_threads_that_the_schedule_asks_for() -> None:
+    """Also when sizes are others than those that were measured: a grain is work, not a number of threads."""
+    machine = replace(host_machine(), threads=4)
+    for rows in (1, 7, 300):
+        x = torch.randn(2, rows, 6, 32)
+        (plain,) = compile_graph(*graph_of(turned, (x,))).kernels
+        for schedule in plain.schedule.alternative_threads(machine):
+            graph = compile_graph(*graph_of(turned, (x,)), tune=lambda _, kernel_of, schedule=schedule: schedule)
+            assert_same(graph([x])[0], turned(x))
 
 
 def test_a_small_gain_is_none() -> None:
@@ -67,19 +111,19 @@ def test_a_small_gain_is_none() -> None:
         return 1.0 - 0.001 * seen.index(kernel)
 
     x = torch.randn(4, 5, 6, 32)
-    graph = compile_graph(*graph_of(turned, (x,)), tune=Search(host_machine(), {}, clock))
+    graph = compile_graph(*graph_of(turned, (x,)), tune=Search(on_one_thread(), {}, clock))
     assert "the fastest when measured" not in graph.kernels[0].schedule.why and len(seen) > 1
 
 
 def test_choices_are_artifacts() -> None:
     x = torch.randn(4, 5, 6, 32)
-    compile_graph(*graph_of(turned, (x,)), tune=Search(host_machine(), {}, Ran(1)))
+    compile_graph(*graph_of(turned, (x,)), tune=Search(on_one_thread(), {}, Ran(1)))
     saved = artifacts.save_cache_artifacts()
     assert saved is not None and len(saved[1].artifacts["choices"]) == 1
     artifacts.reset()
     assert artifacts.load_cache_artifacts(saved[0]).artifacts == saved[1].artifacts
     clock = Ran(0)
-    compile_graph(*graph_of(turned, (x,)), tune=Search(host_machine(), {}, clock))
+    compile_graph(*graph_of(turned, (x,)), tune=Search(on_one_thread(), {}, clock))
     assert not clock.runs
 
 
