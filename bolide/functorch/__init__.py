@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 from bolide.functorch.aot import compile_trace
-from bolide.functorch.compilers import interpret, interpret_decomposed
+from bolide.functorch.compilers import LATE, interpret, interpret_decomposed
 from bolide.functorch.config import config
 from bolide.functorch.graphs import GraphCompiler, GraphInfo, Runner
 from bolide.functorch.passes import run_passes
@@ -27,6 +27,7 @@ _LATE = {
         *("aot_function", "aot_module", "aot_module_simplified"),
         *("compiled_function", "compiled_module", "make_boxed_compiler", "make_boxed_func"),
     ),
+    "compilers": tuple(LATE),
     "foreign": ("default_partition", "min_cut_rematerialization_partition", "draw_graph", "draw_joint_graph"),
 }
 """What is loaded when it is asked for, by module."""

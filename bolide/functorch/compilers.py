@@ -1,7 +1,10 @@
-"""Graph compilers that need no code generation."""
+"""Graph compilers that need no code generation. Those that users name are in `graph_compilers`, and loaded when they
+are asked for.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -59,3 +62,33 @@ def interpret_decomposed(module: fx.GraphModule, info: GraphInfo) -> Runner:
     from torch._decomp import core_aten_decompositions
 
     return interpret(module, info, core_aten_decompositions())
+
+
+LATE = {
+    "DebugInterpreter": "checked",
+    "debug_compile": "dumped",
+    "debug_nop": "checked",
+    "default_decompositions": "fused",
+    "draw_graph_compile": "plain",
+    "get_inputs": "saved",
+    "graph_dumper_aot": "dumped",
+    "graph_fails": "dumped",
+    "load_graph": "saved",
+    "memory_efficient_fusion": "fused",
+    "nnc_jit": "scripted",
+    "nop": "plain",
+    "print_compile": "plain",
+    "simple_ts_compile": "scripted",
+    "ts_compile": "scripted",
+}
+"""Where in `graph_compilers` each name is."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"bolide.functorch.graph_compilers.{LATE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *LATE})

@@ -1,0 +1,59 @@
+"""Functions that keep less for their backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._decomp import get_decompositions
+
+from bolide.functorch.aot_autograd import aot_function, aot_module
+from bolide.functorch.graph_compilers.scripted import ts_compile
+from bolide.functorch.foreign import min_cut_rematerialization_partition
+
+aten = torch.ops.aten
+
+default_decompositions: dict[Any, Callable[..., Any]] = get_decompositions(
+    [
+        aten.detach,
+        aten.gelu_backward,
+        aten.leaky_relu_backward,
+        aten.sigmoid_backward,
+        aten.threshold_backward,
+        aten.hardtanh_backward,
+        aten.hardsigmoid_backward,
+        aten.hardswish_backward,
+        aten.tanh_backward,
+        aten.silu_backward,
+        aten.elu_backward,
+        aten.cudnn_batch_norm,
+        aten.cudnn_batch_norm_backward,
+        aten.masked_fill.Scalar,
+        aten.masked_fill.Tensor,
+        aten.elu,
+        aten.leaky_relu,
+        aten.hardtanh,
+        aten.hardswish,
+        aten.hardsigmoid,
+        aten.conj_physical,
+        aten.is_same_size,
+    ]
+)
+"""Operations that are taken apart into simpler ones, so that they fuse with what is around them."""
+
+
+def memory_efficient_fusion(fn: Callable[..., Any] | nn.Module, **kwargs: Any) -> Any:
+    """A function or module that does what `fn` does, with its forward and backward compiled by `ts_compile`, and with
+    values computed again in the backward where that costs less than keeping them.
+
+    kwargs: arguments of `aot_function` or `aot_module` that take the place of these choices.
+    """
+    chosen: dict[str, Any] = {
+        "fw_compiler": ts_compile,
+        "bw_compiler": ts_compile,
+        "partition_fn": min_cut_rematerialization_partition,
+        "decompositions": default_decompositions,
+    } | kwargs
+    return aot_module(fn, **chosen) if isinstance(fn, nn.Module) else aot_function(fn, **chosen)
