@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -39,7 +39,7 @@ class DebugInterpreter(fx.Interpreter):
 
 
 @make_boxed_compiler
-def debug_nop(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[..., Any]:
+def debug_nop(fx_g: fx.GraphModule, inps: Sequence[object]) -> Callable[..., object]:
     """The graph in a `DebugInterpreter`, which checks every result."""
     return DebugInterpreter(fx_g).run
 
@@ -89,13 +89,13 @@ def _leaves(value: object) -> Iterator[object]:
         yield value
 
 
-def _strides(value: Tensor | TensorMeta) -> Sequence[Any]:
+def _strides(value: Tensor | TensorMeta) -> Sequence[int | torch.SymInt]:
     if isinstance(value, TensorMeta):
         return value.stride
     return value.stride() if value.layout is torch.strided else ()
 
 
-# ---- symbols ---------------------------------------------------------------------------------------------------------
+# ---- symbols --------------------------------------------------------------------------------------------------------
 
 
 def _bind(traced: object, real: object, symbols: dict[str, int]) -> None:
@@ -108,13 +108,13 @@ def _bind(traced: object, real: object, symbols: dict[str, int]) -> None:
                     symbols.setdefault(name, number)
 
 
-def _sizes(expected: object, actual: object) -> list[tuple[Any, Any]]:
+def _sizes(expected: object, actual: object) -> list[tuple[object, object]]:
     """Pairs of a traced size and the real one."""
     if not (isinstance(expected, (Tensor, TensorMeta)) and isinstance(actual, Tensor)):
         return [(expected, actual)]
-    sizes = [*zip(expected.shape, actual.shape)]
-    strides = [*zip(_strides(expected), _strides(actual))]
-    return sizes + [pair for pair, (_, size) in zip(strides, sizes) if size > 1]
+    strides = zip(_strides(expected), _strides(actual), actual.shape)
+    significant = [(stride, real) for stride, real, size in strides if size > 1]
+    return [*zip(expected.shape, actual.shape), *significant]
 
 
 def _free(size: torch.SymInt) -> frozenset[str]:
@@ -132,4 +132,4 @@ def _valued(size: int | torch.SymInt, symbols: Mapping[str, int]) -> int | None:
     expr = size.node.expr
     if isinstance(expr, Expr):
         return expr.evaluate(symbols)
-    return int(cast(Any, expr).subs({symbol: symbols[str(symbol)] for symbol in expr.free_symbols}))
+    return int(expr.subs({symbol: symbols[str(symbol)] for symbol in expr.free_symbols}))

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import fx
@@ -72,7 +71,7 @@ def _laid_out(text: str, form: str, command: Sequence[str]) -> bytes:
     return done.stdout
 
 
-# ---- what a box says -------------------------------------------------------------------------------------------------
+# ---- what a box says ------------------------------------------------------------------------------------------------
 
 
 def label(node: fx.Node, with_meta: bool, with_line: bool) -> tuple[str, ...]:
@@ -91,13 +90,13 @@ def label(node: fx.Node, with_meta: bool, with_line: bool) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _name(target: Any) -> str:
+def _name(target: object) -> str:
     return str(getattr(target, "__name__", target))
 
 
-def _nodes_in(value: Any) -> list[fx.Node]:
+def _nodes_in(value: object) -> list[fx.Node]:
     found: list[fx.Node] = []
-    fx.map_arg((value,), found.append)  # type: ignore[arg-type]
+    fx.map_arg((value,), found.append)  # type: ignore[arg-type, type-var]
     return found
 
 
@@ -114,7 +113,7 @@ def _described(value: object) -> str:
     return str(value)
 
 
-# ---- DOT -------------------------------------------------------------------------------------------------------------
+# ---- DOT ------------------------------------------------------------------------------------------------------------
 
 
 def dot_text(graph: fx.Graph, labels: dict[fx.Node, tuple[str, ...]], title: str, shape: str = "box") -> str:
@@ -132,14 +131,12 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-# ---- SVG -------------------------------------------------------------------------------------------------------------
+# ---- SVG ------------------------------------------------------------------------------------------------------------
 
 
 def svg_text(graph: fx.Graph, labels: dict[fx.Node, tuple[str, ...]], title: str) -> str:
     """The graph as a picture: nodes in rows, each below all that it reads."""
-    sizes = {
-        node: (max(map(len, lines)) * WIDTH + WIDTH * 2, len(lines) * HEIGHT + HEIGHT) for node, lines in labels.items()
-    }
+    sizes = {node: ((max(map(len, lines)) + 2) * WIDTH, (len(lines) + 1) * HEIGHT) for node, lines in labels.items()}
     corners, width, height = _placed(rows_of(graph), sizes)
     shapes = [
         *(_edge(source, node, corners, sizes) for node in graph.nodes for source in node.all_input_nodes),

@@ -10,22 +10,21 @@ import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from bolide.functorch.aot_autograd import aot_module_simplified
+from bolide.functorch.foreign import default_partition
 from bolide.functorch.graph_compilers.fused import default_decompositions
 from bolide.functorch.graph_compilers.saved import save_graph, save_inputs, with_data
 from bolide.functorch.graph_compilers.scripted import ts_compile
-from bolide.functorch.foreign import default_partition
 from bolide.support.errors import BolideWarning
 
 
 def graph_dumper_aot(
     current_name: str, folder_name: str, dump_example_input: bool = False
-) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
     """A backend that runs graphs as they are, and writes each to a folder: the forward graph to
     ``folder_name/current_name/current_name_forward_N``, likewise ``backward`` and ``joint``, where N counts the graphs
     that the backend is given. A folder holds the graph as code, what is known of its inputs (``.input``, see
@@ -33,26 +32,28 @@ def graph_dumper_aot(
     """
     numbers = itertools.count()
 
-    def dump(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def dump(gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         number = next(numbers)
 
-        def keep(kind: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        def keep(kind: str, graph: fx.GraphModule, inputs: Sequence[object]) -> None:
             name = f"{current_name}_{kind}_{number}"
             _keep(graph, inputs, Path(folder_name, current_name), name, dump_example_input)
 
-        def forward(graph: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+        def forward(graph: fx.GraphModule, inputs: Sequence[object]) -> fx.GraphModule:
             keep("forward", graph, inputs)
             return graph
 
-        def backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+        def backward(graph: fx.GraphModule, inputs: Sequence[object]) -> fx.GraphModule:
             keep("backward", graph, inputs)
             return graph
 
-        def joint(graph: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+        def joint(
+            graph: fx.GraphModule, inputs: Sequence[object], **kwargs: int
+        ) -> tuple[fx.GraphModule, fx.GraphModule]:
             keep("joint", graph, inputs)
             return default_partition(graph, inputs, **kwargs)
 
-        compiled: Callable[..., Any] = aot_module_simplified(
+        compiled: Callable[..., object] = aot_module_simplified(
             gm,
             example_inputs,
             fw_compiler=forward,
@@ -65,7 +66,7 @@ def graph_dumper_aot(
     return dump
 
 
-def _keep(graph: fx.GraphModule, inputs: Sequence[Any], folder: Path, name: str, with_inputs: bool) -> None:
+def _keep(graph: fx.GraphModule, inputs: Sequence[object], folder: Path, name: str, with_inputs: bool) -> None:
     """Writes a graph and its inputs to ``folder/name``; an empty graph is left out, with a warning."""
     if all(node.op == "output" for node in graph.graph.nodes):
         warnings.warn(f"{name}: the graph is empty, it is not written", BolideWarning, stacklevel=2)
@@ -76,10 +77,10 @@ def _keep(graph: fx.GraphModule, inputs: Sequence[Any], folder: Path, name: str,
         torch.save(with_data(inputs), folder / name / f"{name}.pt")
 
 
-# ---- a graph that fails ----------------------------------------------------------------------------------------------
+# ---- a graph that fails ---------------------------------------------------------------------------------------------
 
 _SCRIPT = """
-# ---- paste and run this to look for the smallest part of the graph that fails ----
+# ---- paste and run this to look for the smallest part of the graph that fails ---
 import torch
 import bolide
 from bolide.functorch.compilers import get_inputs, graph_fails, load_graph
@@ -95,7 +96,7 @@ print("the smallest graph that fails:" if fails else "the graph:", graph.code, "
 """
 
 
-def debug_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[[list[Any]], Any]:
+def debug_compile(fx_g: fx.GraphModule, inps: Sequence[object]) -> Callable[..., object]:
     """As `ts_compile`. Before that the graph is saved to a new folder, and a script is printed that looks for the
     smallest part of it that TorchScript does not compile, or compiles to something else.
     """
@@ -103,11 +104,11 @@ def debug_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[[list[A
     save_graph(fx_g, folder / "graph")
     save_inputs(inps, folder / "graph.input")
     print(_SCRIPT.format(graph=str(folder / "graph"), inputs=str(folder / "graph.input")))
-    compiled: Callable[[list[Any]], Any] = ts_compile(fx_g, inps)
+    compiled: Callable[..., object] = ts_compile(fx_g, inps)
     return compiled
 
 
-def graph_fails(graph: fx.GraphModule, inps: Sequence[Any]) -> bool:
+def graph_fails(graph: fx.GraphModule, inps: Sequence[object]) -> bool:
     """Whether `ts_compile` raises for a graph that runs, or what it makes of it raises or gives other results."""
     try:
         expected = _run(graph, inps)
@@ -121,12 +122,12 @@ def graph_fails(graph: fx.GraphModule, inps: Sequence[Any]) -> bool:
     return False
 
 
-def _run(f: Callable[..., Any], inps: Sequence[Any]) -> Any:
+def _run(f: Callable[..., object], inps: Sequence[object]) -> object:
     """The results for copies of the inputs, with the same random numbers each time."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return f(*_copies(inps))
 
 
-def _copies(values: Sequence[Any]) -> list[Any]:
+def _copies(values: Sequence[object]) -> list[object]:
     return [value.clone() if isinstance(value, Tensor) else value for value in values]

@@ -10,12 +10,12 @@ from torch import nn
 from torch._decomp import get_decompositions
 
 from bolide.functorch.aot_autograd import aot_function, aot_module
-from bolide.functorch.graph_compilers.scripted import ts_compile
 from bolide.functorch.foreign import min_cut_rematerialization_partition
+from bolide.functorch.graph_compilers.scripted import ts_compile
 
 aten = torch.ops.aten
 
-default_decompositions: dict[Any, Callable[..., Any]] = get_decompositions(
+default_decompositions: dict[Any, Callable[..., object]] = get_decompositions(
     [
         aten.detach,
         aten.gelu_backward,
@@ -44,7 +44,7 @@ default_decompositions: dict[Any, Callable[..., Any]] = get_decompositions(
 """Operations that are taken apart into simpler ones, so that they fuse with what is around them."""
 
 
-def memory_efficient_fusion(fn: Callable[..., Any] | nn.Module, **kwargs: Any) -> Any:
+def memory_efficient_fusion(fn: Callable[..., object] | nn.Module, **kwargs: Any) -> Any:
     """A function or module that does what `fn` does, with its forward and backward compiled by `ts_compile`, and with
     values computed again in the backward where that costs less than keeping them.
 

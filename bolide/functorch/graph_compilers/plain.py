@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import fx
 
@@ -12,25 +11,25 @@ from bolide.functorch.graph_compilers.drawing import draw_graph
 
 
 @make_boxed_compiler
-def nop(fx_g: fx.GraphModule, inps: Sequence[Any]) -> fx.GraphModule:
+def nop(fx_g: fx.GraphModule, inps: Sequence[object]) -> fx.GraphModule:
     """The graph as it is."""
     return fx_g
 
 
 @make_boxed_compiler
-def print_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> fx.GraphModule:
+def print_compile(fx_g: fx.GraphModule, inps: Sequence[object]) -> fx.GraphModule:
     """The graph as it is; its code is printed."""
     print(fx_g.code)
     return fx_g
 
 
-def draw_graph_compile(name: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+def draw_graph_compile(name: str) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
     """A compiler that gives the graph as it is, prints its code and draws it to the file `name`, see `draw_graph`."""
 
-    def draw(fx_g: fx.GraphModule, inps: Sequence[Any]) -> fx.GraphModule:
+    def draw(fx_g: fx.GraphModule, inps: Sequence[object]) -> fx.GraphModule:
         print(fx_g.code)
         draw_graph(fx_g, name)
         return fx_g
 
-    compiler: Callable[..., Callable[..., Any]] = make_boxed_compiler(draw)
+    compiler: Callable[..., Callable[..., object]] = make_boxed_compiler(draw)
     return compiler

@@ -55,17 +55,21 @@ class _Recording(TorchFunctionMode):
         self.tracer = tracer
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
         if isinstance(func, (OpOverload, OpOverloadPacket)):
             return self.tracer.create_proxy("call_function", func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 
-# ---- inputs ----------------------------------------------------------------------------------------------------------
+# ---- inputs ---------------------------------------------------------------------------------------------------------
 
 
-def input_meta(value: object) -> Any:
+def input_meta(value: object) -> object:
     """What is known of an input: (type, shape, stride, dtype, device) of a tensor, (int,) or (float,) of a number, a
     list of these for a list or tuple.
 
@@ -131,7 +135,7 @@ _TENSOR_TYPES = {
     ("torch.nn.parameter", "Buffer"),
     ("torch._subclasses.fake_tensor", "FakeTensor"),
 }
-_NUMBERS: dict[str, Callable[[], Any]] = {
+_NUMBERS: dict[str, Callable[[], object]] = {
     "int": lambda: random.randint(1, 8),
     "float": random.random,
     "bool": lambda: random.random() < 0.5,

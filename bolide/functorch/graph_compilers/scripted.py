@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import fx
@@ -21,9 +20,9 @@ _NUMBERS = ((bool, (bool, torch.SymBool)), (int, (int, torch.SymInt)), (float, (
 
 
 @make_boxed_compiler
-def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[..., Any]:
-    """The graph as frozen TorchScript, optimised for inference and called once with `inps`, unless there is one without
-    data among them. The graph itself is brought into a form that TorchScript knows.
+def ts_compile(fx_g: fx.GraphModule, inps: Sequence[object]) -> Callable[..., object]:
+    """The graph as frozen TorchScript, optimised for inference and called once with `inps`, unless one of them has
+    no data. The graph itself is brought into a form that TorchScript knows.
 
     Raises what `torch.jit.script` raises for what TorchScript cannot express.
     """
@@ -38,7 +37,7 @@ def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[..., Any]:
 
 
 @make_boxed_compiler
-def simple_ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[..., Any]:
+def simple_ts_compile(fx_g: fx.GraphModule, inps: Sequence[object]) -> Callable[..., object]:
     """The graph as frozen TorchScript."""
     with _scripting():
         strip_overloads(fx_g)
@@ -47,9 +46,9 @@ def simple_ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[...
     return frozen
 
 
-def nnc_jit(f: Callable[..., Any]) -> Callable[..., Any]:
+def nnc_jit(f: Callable[..., object]) -> Callable[..., object]:
     """`f` with forward and backward as frozen TorchScript, whose tensor-expression compiler fuses what it can."""
-    compiled: Callable[..., Any] = aot_function(f, simple_ts_compile)
+    compiled: Callable[..., object] = aot_function(f, simple_ts_compile)
     return compiled
 
 

@@ -1,15 +1,12 @@
-"""Compilers of graphs that users give to `aot_function`: what each makes of a graph, and what it shows, checks or writes
-on the way.
+"""Compilers of graphs that users give to `aot_function`: what each makes of a graph, and what it shows, checks or
+writes on the way.
 """
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
 import pickle
-import re
-import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -27,6 +24,7 @@ import bolide
 from bolide.compiling import TraceBackend
 from bolide.functorch import compilers
 from bolide.functorch.graph_compilers.drawing import draw_graph
+from bolide.functorch.graph_compilers.saved import save_graph, save_inputs
 from bolide.support.errors import BolideError, BolideWarning
 
 aten = torch.ops.aten
@@ -116,14 +114,10 @@ def test_ts_compile_brings_the_graph_into_torchscripts_form(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("autocast", [True, False])
-def test_ts_compile_keeps_casts_of_torchscript_off_meanwhile(autocast: bool) -> None:
+def test_ts_compile_keeps_casts_of_torchscript_off_meanwhile(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch._C._jit_set_autocast_mode(autocast)
     try:
         states = []
-
-        class Spy:
-            def __torch_function__(self, *args: object) -> None: ...
-
         script = torch.jit.script
 
         def spying(module: fx.GraphModule) -> Any:
@@ -132,7 +126,7 @@ def test_ts_compile_keeps_casts_of_torchscript_off_meanwhile(autocast: bool) -> 
                 raise RuntimeError("stop")
             return script(module)
 
-        torch.jit.script = spying
+        monkeypatch.setattr(torch.jit, "script", spying)
         compilers.ts_compile(traced(torch.sin, torch.ones(2)), [torch.ones(2)])
         assert torch._C._jit_set_autocast_mode(autocast) is autocast
         with pytest.raises(RuntimeError, match="stop"):
@@ -140,7 +134,6 @@ def test_ts_compile_keeps_casts_of_torchscript_off_meanwhile(autocast: bool) -> 
         assert states == [False, False]
         assert torch._C._jit_set_autocast_mode(autocast) is autocast, "also after an error"
     finally:
-        torch.jit.script = script
         torch._C._jit_set_autocast_mode(before)
 
 
@@ -237,7 +230,7 @@ def test_debug_nop_checks_sizes_and_strides_of_this_run() -> None:
         wrong(lambda node: node.meta["val"].double())([x])
     with pytest.raises(AssertionError, match=r"strides \(s\d+, 1\) aka \(5, 1\) != \(1, 6\)"):
         wrong(lambda node: node.meta["val"].contiguous())([x])
-    with pytest.raises(AssertionError, match="1 != 2 outputs|2 != 1 outputs"):
+    with pytest.raises(AssertionError, match="relu: 2 != 1 outputs"):
         wrong(lambda node: (node.meta["val"], node.meta["val"]))([x])
 
 
@@ -247,7 +240,9 @@ def test_strides_that_mean_nothing_may_differ(shape: tuple[int, int]) -> None:
     for node in module.graph.nodes:
         if isinstance(node.meta.get("val"), Tensor):
             value = node.meta["val"]
-            strides = [777 if value.numel() == 0 or size == 1 else stride for size, stride in zip(value.shape, value.stride())]
+            strides = [
+                777 if value.numel() == 0 or size == 1 else stride for size, stride in zip(value.shape, value.stride())
+            ]
             node.meta["val"] = torch.empty_strided(value.shape, strides)
     compilers.debug_nop(module, [])([torch.ones(shape)])
 
@@ -272,7 +267,9 @@ def test_debug_nop_knows_the_symbols_of_traces() -> None:
     graph = graphs[0]
     node = graph.graph.find_nodes(op="call_function", target=aten.cumsum.default)[0]
     node.meta["val"] = node.meta["val"]._replace(shape=node.meta["val"].shape[::-1])
-    with pytest.raises(AssertionError, match=r"cumsum: output 0 where \{s0: 5.*\}: \(2, .*\) aka \(2, 10\) != \(10, 2\)"):
+    with pytest.raises(
+        AssertionError, match=r"cumsum: output 0 where \{s0: 5.*\}: \(2, .*\) aka \(2, 10\) != \(10, 2\)"
+    ):
         interpreter = compilers.DebugInterpreter(graph)
         args = {"x": torch.randn(5, 2)}
         sizes = iter((5, 2))
@@ -288,8 +285,22 @@ def slots(graph: fx.GraphModule) -> list[fx.Node]:
 
 def test_default_decompositions_are_those_of_the_page() -> None:
     names = {str(overload.overloadpacket).removeprefix("aten.") for overload in compilers.default_decompositions}
-    backwards = "gelu leaky_relu sigmoid threshold hardtanh hardsigmoid hardswish tanh silu elu cudnn_batch_norm".split()
-    others = "detach cudnn_batch_norm masked_fill elu leaky_relu hardtanh hardswish hardsigmoid conj_physical is_same_size"
+    backwards = [
+        "gelu",
+        "leaky_relu",
+        "sigmoid",
+        "threshold",
+        "hardtanh",
+        "hardsigmoid",
+        "hardswish",
+        "tanh",
+        "silu",
+        "elu",
+        "cudnn_batch_norm",
+    ]
+    others = (
+        "detach cudnn_batch_norm masked_fill elu leaky_relu hardtanh hardswish hardsigmoid conj_physical is_same_size"
+    )
     assert names == {f"{name}_backward" for name in backwards} | set(others.split())
     x, grad = torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
     for overload, args in (
@@ -362,7 +373,9 @@ def test_memory_efficient_fusion_takes_other_compilers() -> None:
     def compiler(kind: str) -> Callable[..., Any]:
         return lambda graph, inps: kinds.append(kind) or compilers.nop(graph, inps)
 
-    fused = compilers.memory_efficient_fusion(torch.tanh, fw_compiler=compiler("forward"), bw_compiler=compiler("backward"))
+    fused = compilers.memory_efficient_fusion(
+        torch.tanh, fw_compiler=compiler("forward"), bw_compiler=compiler("backward")
+    )
     x = torch.randn(3, requires_grad=True)
     fused(x).sum().backward()
     same(x.grad, 1 - x.tanh().square())
@@ -394,8 +407,6 @@ INPUTS = [
 
 
 def test_inputs_come_back_as_they_were_described(tmp_path: Path) -> None:
-    from bolide.functorch.graph_compilers.saved import save_inputs
-
     save_inputs([*INPUTS, 3, 2.5, [INPUTS[0], (4, INPUTS[1])]], tmp_path / "a.input")
     *tensors, whole, number, nested = compilers.get_inputs(tmp_path / "a.input")
     assert type(whole) is int and type(number) is float
@@ -455,7 +466,6 @@ def test_reading_inputs_runs_no_code(content: Any, tmp_path: Path, monkeypatch: 
 
 def test_saved_graphs_can_be_loaded(tmp_path: Path) -> None:
     """Also what makes tensors without an input, which is made anew in each run."""
-    from bolide.functorch.graph_compilers.saved import save_graph
 
     def f(x: Tensor) -> tuple[Tensor, Tensor]:
         return x + torch.tensor([1.0, 2.0]), torch.rand(2).max(0)[0] + torch.full((2,), float("inf"))
@@ -542,13 +552,18 @@ def test_graph_fails_asks_whether_the_compiled_graph_does_the_same() -> None:
     assert compilers.graph_fails(unscriptable(), args)
     assert not compilers.graph_fails(traced(program, *inputs()), list(inputs()))
     assert not compilers.graph_fails(traced(lambda x: x + torch.rand(3), torch.ones(3)), [torch.ones(3)])
-    assert not compilers.graph_fails(traced(torch.mm, *inputs()), [torch.ones(3), torch.ones(3)]), "eager fails as well"
+    assert not compilers.graph_fails(traced(torch.mm, *inputs()), [torch.ones(3), torch.ones(3)]), "eager fails too"
 
 
 def pasted(script: str) -> subprocess.CompletedProcess[str]:
     root = Path(bolide.__file__).parent.parent
     return subprocess.run(
-        [sys.executable], input=script, capture_output=True, text=True, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}
+        [sys.executable],
+        input=script,
+        capture_output=True,
+        text=True,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
     )
 
 
@@ -568,4 +583,4 @@ def test_the_script_of_debug_compile_works_when_pasted(
     assert ("the compiled graph fails" if fails else "nothing to minimise") in done.stdout
     if fails:
         smallest = done.stdout.partition("the smallest graph that fails:")[2]
-        assert "sym_max" in smallest and "aten" not in smallest
+        assert "sym_max" in smallest and "aten.sin" not in smallest and "aten.cos" not in smallest
