@@ -8,19 +8,15 @@ tensors without data.
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import subprocess
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.fx as fx
 from torch.fx.passes.shape_prop import TensorMetadata
 
+from bolide.functorch.graph_compilers.drawing import draw_graph
 from bolide.functorch.graphs import (
     aten,
     constants_of,
@@ -271,56 +267,15 @@ def _partitioned(
     parts = partition(Joint(graph, inputs, outputs, written), strategy, recomputable)
     pool = [*placeholders(parts.forward), *results(parts.forward)]
     give(parts.forward, [*pool[inputs : inputs + outputs], *(pool[at] for at in parts.saved_at)])
-    first, *_ = slots = placeholders(parts.backward)
+    slots = placeholders(parts.backward)
+    first = next((slot for slot in slots if is_tensor(slot)), None)
     for slot in slots[: len(parts.saved)]:
-        if not is_tensor(slot):
+        if first is not None and not is_tensor(slot):
             first.prepend(slot)
     return _leaving(parts.forward, constants), _leaving(parts.backward, constants)
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
-
-
-def draw_graph(
-    traced: fx.GraphModule,
-    fname: str,
-    figname: str = "fx_graph",
-    clear_meta: bool = True,
-    prog: str | None = None,
-    parse_stack_trace: bool = False,
-    dot_graph_shape: str | None = None,
-) -> None:
-    """Writes a picture of a graph to the file `fname`: Graphviz's text for the endings ``dot`` and ``raw``, else what
-    the program `prog` of Graphviz (``dot``) makes of it; without an ending an SVG.
-
-    clear_meta: leave out shapes and dtypes; parse_stack_trace: add the user's lines.
-    Raises RuntimeError where Graphviz is needed and not installed."""
-    base, ending = os.path.splitext(fname)
-    ending = ending.removeprefix(".") or "svg"
-    text = _picture(traced.graph, figname, dot_graph_shape or "record", not clear_meta, parse_stack_trace)
-    if ending in ("dot", "raw"):
-        Path(f"{base}.{ending}").write_text(text, encoding="utf-8")
-        return
-    program = shutil.which(prog or "dot")
-    if program is None:
-        raise RuntimeError(f"Graphviz, which writes .{ending} files, is not installed: give a name that ends in .dot")
-    subprocess.run([program, f"-T{ending}", "-o", f"{base}.{ending}"], input=text, text=True, check=True)
-
-
-def _picture(graph: fx.Graph, name: str, shape: str, metas: bool, lines: bool) -> str:
-    def said(node: fx.Node) -> str:
-        target = getattr(node.target, "__name__", node.target)
-        parts = [f"name=%{node.name}", f"op_code={node.op}", f"target={target}", f"num_users={len(node.users)}"]
-        value = node.meta.get("val")
-        if metas and isinstance(value, torch.Tensor):
-            parts.append(f"dtype={value.dtype} shape={tuple(value.shape)}")
-        if lines and "stack_trace" in node.meta:
-            parts.append(str(node.meta["stack_trace"]).strip())
-        return "|".join(re.sub(r'([<>{}|"\\])', r"\\\1", part).replace("\n", r"\l") for part in parts)
-
-    nodes = [f'  {node.name} [label="{{{said(node)}}}", shape={shape}];' for node in graph.nodes]
-    edges = [f"  {source.name} -> {node.name};" for node in graph.nodes for source in node.all_input_nodes]
-    return "\n".join([f'digraph "{name}" {{', "  rankdir=TB;", *nodes, *edges, "}\n"])
 
 
 def draw_joint_graph(

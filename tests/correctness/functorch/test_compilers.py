@@ -94,6 +94,29 @@ def test_numbers_among_the_inputs_are_numbers_of_torchscript() -> None:
         assert number == 10 and torch.equal(result, torch.full((10, 3), 0.25))
 
 
+@pytest.mark.parametrize("name", ["ts_compile", "simple_ts_compile", "debug_nop"])
+def test_graphs_with_symbolic_sizes_are_compiled_once(name: str) -> None:
+    """Also where the backward needs nothing but sizes."""
+    compiled = []
+
+    def compiler(graph: fx.GraphModule, inps: list[Any]) -> Callable[..., Any]:
+        compiled.append(graph)
+        return getattr(compilers, name)(graph, inps)
+
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, int]:
+        z = torch.cat([x, y])[:, : x.shape[1] // 2 * 2].reshape(-1, 2) * x.shape[0]
+        return z.cumsum(0), x.new_zeros(x.shape[0] + 1), x.shape[1] * 2
+
+    fast = bolide.functorch.aot_function(f, compiler, dynamic=True)
+    for shape in ((3, 4), (5, 7), (2, 9)):
+        x, y = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        same(fast(x, y), f(x, y))
+        weights = torch.randn(f(x, y)[0].shape, dtype=torch.float64)
+        actual, expected = (torch.autograd.grad(g(x, y)[0], (x, y), weights) for g in (fast, f))
+        same(actual, expected)
+    assert len(compiled) == 2
+
+
 def test_ts_compile_brings_the_graph_into_torchscripts_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """Casts are `to`, devices are given by type, operations have no overloads; mutation is gone from the script."""
 
