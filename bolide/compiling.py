@@ -25,7 +25,7 @@ from bolide.dynamo.backends import (
 )
 from bolide.dynamo.config import config
 from bolide.dynamo.entry import module as modules
-from bolide.dynamo.entry.capture import capture, capture_rest
+from bolide.dynamo.entry.capture import Decompositions, Table, capture, capture_rest
 from bolide.dynamo.entry.dispatch import Dispatcher
 from bolide.dynamo.entry.replay import Runner
 from bolide.dynamo.entry.versions import Wishes
@@ -55,13 +55,15 @@ class Settings:
 @dataclass(frozen=True)
 class TraceBackend:
     """A backend that takes the functional graphs of a program, forward and backward, instead of one graph of torch's
-    functions. `devices`: the device types it has code for (None: all).
+    functions. `devices`: the device types it has code for (None: all). `decompositions` gives what is recorded in place
+    of operations.
     """
 
     name: str
     compiler: GraphCompiler
     partition: Partition
     devices: frozenset[str] | None = None
+    decompositions: Decompositions = dict
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[object], **options: object) -> Callable[..., Any]:
         """As any other backend: `gm` compiled when it is first called."""
@@ -89,11 +91,19 @@ def cudagraphs(gm: fx.GraphModule, example_inputs: Sequence[object], **options: 
     )
 
 
+@functools.cache
+def _core() -> Table:
+    """torch's decompositions into core ATen operations."""
+    from torch._decomp import core_aten_decompositions
+
+    return dict(core_aten_decompositions().items())  # type: ignore[no-untyped-call]
+
+
 register_backend(TraceBackend("inductor", inductor.compile_graph, "min_cut", frozenset({"cpu"})), "inductor")
 for _backend in (
     TraceBackend("aot_eager", functorch.interpret, "min_cut"),
     TraceBackend("aot_eager_default_partitioner", functorch.interpret, "default"),
-    TraceBackend("aot_eager_decomp_partition", functorch.interpret_decomposed, "min_cut"),
+    TraceBackend("aot_eager_decomp_partition", functorch.interpret, "min_cut", decompositions=_core),
 ):
     register_debug_backend(_backend, _backend.name)
 register_debug_backend(eager)
@@ -299,8 +309,11 @@ def _dispatcher(
     parameters: Sequence[str] = (),
 ) -> Dispatcher:
     backend = functools.partial(_run_backend, settings, parameters)
-    takes_calls = not isinstance(settings.backend, TraceBackend)
-    manner: dict[str, Any] = {"breaks": not settings.wishes.fullgraph, "record_calls": takes_calls}
+    manner: dict[str, Any] = {"breaks": not settings.wishes.fullgraph}
+    if isinstance(settings.backend, TraceBackend):
+        manner["decompositions"] = settings.backend.decompositions
+    else:
+        manner["record_calls"] = True
     return Dispatcher(
         original,
         functools.partial(capture, **manner),

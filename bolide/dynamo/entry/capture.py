@@ -7,10 +7,11 @@ import functools
 import inspect
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from bolide.dynamo.breaks.reified import exception_effects, generator_effects, unfinished_variables
 from bolide.dynamo.breaks.segments import Shape, are_held, flatten, is_building, is_local, refuse_halfway, unflatten
@@ -45,6 +46,8 @@ from bolide.tracing.tensor import AliasGroup, Data, Listener
 
 _torch: Any = torch._C
 Start = Callable[[Machine], None]  # pushes the frames a run begins with
+Table = Mapping[OpOverload, Callable[..., Any]]
+Decompositions = Callable[[], Table]  # gives what is recorded in place of operations
 
 
 def capture(
@@ -55,16 +58,17 @@ def capture(
     *,
     breaks: bool = True,
     record_calls: bool = False,
+    decompositions: Decompositions = dict,
 ) -> Captured:
     """Interpret one call of `fn` (a function or bound method) on the given real arguments, without changing anything
     outside. What cannot be captured ends the segment in front of it, unless `breaks` is off. With `record_calls` the
-    calls of torch's functions are recorded as well.
+    calls of torch's functions are recorded as well; `decompositions` are recorded in place of operations.
 
     Raises Unsupported where the program cannot be captured; kind "user_exception" (with `__cause__`) when the program
     itself raised."""
     code = (fn.__func__ if type(fn) is types.MethodType else fn).__code__
     start = functools.partial(_start_call, fn, args, kwargs)
-    return _capture(start, code, history, record_calls, breaks)
+    return _capture(start, code, history, record_calls, breaks, decompositions)
 
 
 def capture_rest(
@@ -74,18 +78,24 @@ def capture_rest(
     *,
     breaks: bool = True,
     record_calls: bool = False,
+    decompositions: Decompositions = dict,
 ) -> Captured:
     """As `capture`, for a program that goes on where a segment ended: at the point `shape`, with real values."""
     start = functools.partial(_start_frames, shape, values)
     code = shape.frames[0].code.code
-    return _capture(start, code, history, record_calls, breaks)
+    return _capture(start, code, history, record_calls, breaks, decompositions)
 
 
 def _capture(
-    start: Start, code: types.CodeType, history: SizeHistory | None, record_calls: bool, breaks: bool
+    start: Start,
+    code: types.CodeType,
+    history: SizeHistory | None,
+    record_calls: bool,
+    breaks: bool,
+    decompositions: Decompositions,
 ) -> Captured:
     history = history or SizeHistory("", False)
-    attempt = functools.partial(_Attempt, start, code, history, record_calls, breaks)
+    attempt = functools.partial(_Attempt, start, code, history, record_calls, breaks, decompositions())
     learnt = history.learnt
     while True:
         first = attempt()
@@ -255,12 +265,19 @@ class _Attempt:
     """One interpretation from the start, with a world of its own."""
 
     def __init__(
-        self, start: Start, code: types.CodeType, history: SizeHistory, record_calls: bool, breaks: bool
+        self,
+        start: Start,
+        code: types.CodeType,
+        history: SizeHistory,
+        record_calls: bool,
+        breaks: bool,
+        decompositions: Table,
     ) -> None:
         self.start, self.code = start, code
         answers.remember = config.fake_tensor_cache_enabled
         answers.crosscheck = config.fake_tensor_cache_crosscheck_enabled
         self.trace = Trace()
+        self.trace.decompositions = decompositions
         open_to_data = None if history.data_symbols else False
         numbers, sizes = config.capture_scalar_outputs, config.capture_dynamic_output_shape_ops
         self.trace.captures_numbers = open_to_data if numbers is None else numbers

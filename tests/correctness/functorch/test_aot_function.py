@@ -13,6 +13,7 @@ import torch._functorch.partitioners as theirs
 import torch.nn.functional as F
 from torch import nn
 
+import bolide
 from bolide.functorch.aot_autograd import (
     aot_function,
     aot_module,
@@ -26,6 +27,7 @@ from bolide.functorch.partitioners import (
     draw_joint_graph,
     min_cut_rematerialization_partition,
 )
+from bolide.support import events
 from bolide.support.errors import Unsupported
 from tests.correctness.autograd.test_functorch_calls import NON_LEAF_WRITES, VIEWS, WRITES
 from tests.functorch_tools import assert_same, check, flat, fresh, same_objects
@@ -428,6 +430,24 @@ def test_all_core_decompositions(dynamic: bool) -> None:
         check(fn, [leaf(rows, 3), leaf(5, 3), leaf(5)], make=lambda *_: compiled, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_backend_that_decomposes(dynamic: bool) -> None:
+    def fn(x, w):
+        y = F.hardswish(F.layer_norm(F.silu(x @ w), (5,)))
+        y[:, 0].mul_(2)
+        return F.huber_loss(y, torch.ones_like(y)), F.pad(y, (1, 1)).var(0)
+
+    kinds: set[str] = set()
+    compiled = bolide.compile(fn, backend="aot_eager_decomp_partition", dynamic=dynamic, fullgraph=True)
+    with events.subscribed(lambda event: kinds.update(targets(event.graph)) if type(event) is events.Graph else None):
+        for rows in (3, 4):
+            check(fn, [leaf(rows, 6), leaf(6, 5)], make=lambda *_: compiled, rtol=1e-4, atol=1e-5)
+    assert "aten.sigmoid.default" in kinds
+    assert not [
+        kind for kind in kinds if any(name in kind for name in ("silu", "norm_backward", "hardswish", "huber", "prims"))
+    ]
+
+
 # ---- modules --------------------------------------------------------------------------------------------------------
 
 
@@ -548,8 +568,6 @@ def test_pictures(tmp_path: Any) -> None:
 
 
 def test_names_are_found_late() -> None:
-    import bolide
-
     assert bolide.functorch.aot_function is bolide.functorch.compiled_function is aot_function
     assert bolide.functorch.aot_module is bolide.functorch.compiled_module is aot_module
     assert bolide.functorch.min_cut_rematerialization_partition is min_cut_rematerialization_partition
