@@ -98,7 +98,7 @@ def has_data(value: object) -> bool:
     return not isinstance(value, (FakeTensor, Described, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def with_data(value: object) -> Any:
+def with_data(value: object) -> object:
     """An example of an input, or random numbers like it where it has no data; in nested lists and tuples too."""
     if isinstance(value, (list, tuple)):
         return type(value)(map(with_data, value))
@@ -145,7 +145,7 @@ _NUMBERS: dict[str, Callable[[], object]] = {
 class _Reader(pickle.Unpickler):
     """Reads descriptions of tensors and numbers, and refuses every other name."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if module == "builtins" and name in _NUMBERS:
             return {"int": int, "float": float, "bool": bool}[name]
         if (module, name) in _TENSOR_TYPES:
@@ -157,7 +157,7 @@ class _Reader(pickle.Unpickler):
         raise pickle.UnpicklingError(f"a file of inputs names {module}.{name}, which describes no input")
 
 
-def _random(meta: Any) -> Any:
+def _random(meta: Any) -> object:
     """An input of random numbers as it is described."""
     if isinstance(meta, list):
         return [_random(item) for item in meta]
