@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.autograd import Variable
 
+from bolide.dynamo.library.marks import disallow_in_graph
+
 
 class _Queues(threading.local):
     """Of this thread: the queue of each captured backward that is running, the innermost last."""
@@ -33,6 +35,7 @@ class _Engine:
     def __getattr__(self, name: str) -> object:
         return getattr(self._engine, name)
 
+    @disallow_in_graph
     def queue_callback(self, callback: Callable[[], None]) -> None:
         """Call it when the backward pass has ended."""
         if _queues.open:
@@ -40,6 +43,7 @@ class _Engine:
         else:
             self._engine.queue_callback(callback)
 
+    @disallow_in_graph
     def run_backward(self, *args: object, **kwargs: object) -> object:
         """A backward pass inside: its callbacks are its own."""
         waiting, _queues.open = _queues.open, []
@@ -73,6 +77,6 @@ def queue() -> Iterator[None]:
 
 def run() -> None:
     """Call what is queued, in order; callbacks may queue more."""
-    waiting = _queues.open[-1] if _queues.open else []
+    waiting = _queues.open[-1]
     while waiting:
         waiting.pop(0)()

@@ -5,11 +5,11 @@ the engine does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
-from bolide.dynamo.compiled_autograd import callbacks
+from bolide.dynamo.library.marks import allow_in_graph, disallow_in_graph
 
 Grad = torch.Tensor | None
 Size = int | torch.SymInt
@@ -18,35 +18,45 @@ Gradients = Sequence[Grad]
 Hook = Callable[..., object]
 
 
-class Formula:
-    """What a node of autograd's graph computes, called as ``formula(grads, *saved)``: a function in C++.
+class Formula(Protocol):
+    """What a node of autograd's graph computes, called as ``formula(grads, *saved)``: a function in C++, which capture
+    calls on traced tensors.
 
-    is_custom: it is a C++ program's own. is_traceable: it may be called while a backend traces the graph.
+    is_custom: it is a C++ program's own.
     """
 
-    def __init__(self, name: str, function: Callable[..., Gradients], is_custom: bool, is_traceable: bool) -> None:
-        self.__name__ = self.__qualname__ = name
-        self.function = function
-        self.is_custom = is_custom
-        self.is_traceable = is_traceable
+    __name__: str
+    is_custom: bool
 
-    def __call__(self, *args: object) -> Gradients:
-        results = self.function(*args)
-        if torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled():
-            self._refuse_nans(results)
-        return results
-
-    def _refuse_nans(self, results: Gradients) -> None:
-        for index, result in enumerate(results):
-            if result is not None and bool(result.isnan().any()):
-                raise RuntimeError(f"Function '{self.__name__}' returned nan values in its {index}th output.")
-
-    def __repr__(self) -> str:
-        return self.__name__
+    def __call__(self, *args: object) -> Gradients: ...
 
 
 FORMULAS: dict[str, Formula] = {}
 """By name. The engine binds each of them once in a process."""
+
+
+def bind(name: str, function: Callable[..., Gradients], is_custom: bool, is_traceable: bool) -> str:
+    """Keep a formula. is_traceable: it may be called on traced tensors. Returns the name that it has got."""
+
+    def formula(*args: object) -> Gradients:
+        results = function(*args)
+        if torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled():
+            _refuse_nans(name, results)
+        return results
+
+    if is_custom:
+        name = f"CppNode{name}{sum(each.is_custom for each in FORMULAS.values())}"
+    formula.__name__ = formula.__qualname__ = name
+    formula.is_custom = is_custom  # type: ignore[attr-defined]
+    FORMULAS[name] = cast(Formula, formula)
+    (allow_in_graph if is_traceable else disallow_in_graph)(formula)
+    return name
+
+
+def _refuse_nans(name: str, results: Gradients) -> None:
+    for index, result in enumerate(results):
+        if result is not None and bool(result.isnan().any()):
+            raise RuntimeError(f"Function '{name}' returned nan values in its {index}th output.")
 
 
 def accumulate(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -87,6 +97,12 @@ def call_tensor_hook(hook: Hook, grad: Grad) -> Grad:
     return result
 
 
+@disallow_in_graph  # nobody knows what it does
+def call_cpp_tensor_hook(hook_id: int, grad: torch.Tensor) -> torch.Tensor:
+    """What a hook in C++ gives in place of a gradient."""
+    return torch._C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks(hook_id, grad)
+
+
 def call_after_accumulation(hook: Hook, variable: torch.Tensor) -> torch.Tensor:
     """Call a hook on a leaf whose gradient is complete; the leaf."""
     hook(variable)
@@ -96,31 +112,43 @@ def call_after_accumulation(hook: Hook, variable: torch.Tensor) -> torch.Tensor:
 class Real(Protocol):
     """The `ctx` of a custom Function, as autograd has it."""
 
-    _forward_cls: type[torch.autograd.Function]
+    _forward_cls: type[Function]
+    needs_input_grad: tuple[bool, ...]
 
 
 class Context:
-    """The `ctx` of a custom Function in its backward: the real one, with the saved tensors of the graph."""
+    """The `ctx` of a custom Function in its backward. It shares the attributes that the program has put on the real
+    one; the saved tensors are values of the graph.
+    """
 
-    def __init__(self, real: object, saved_tensors: Gradients) -> None:
-        self.__dict__["real"] = real
-        self.__dict__["saved_tensors"] = tuple(saved_tensors)
+    __slots__ = ("__dict__", "_function", "_real", "needs_input_grad", "saved_tensors")
+
+    def __init__(self, real: Real) -> None:
+        self.__dict__ = real.__dict__
+        self._real = real
+        self._function = real._forward_cls
+        self.needs_input_grad = real.needs_input_grad
+        self.saved_tensors: tuple[Grad, ...] = ()
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self.real, name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        setattr(self.real, name, value)
+        return _attribute(self._real, name)
 
 
-def call_backward(real: Real, saved_tensors: Gradients, count: int, *grads: Grad) -> tuple[Grad, ...]:
+@disallow_in_graph  # the real ctx has attributes that call the program's hooks when they are read
+def _attribute(real: Real, name: str) -> object:
+    return getattr(real, name)
+
+
+def call_backward(context: Context, saved_tensors: Gradients, count: int, *grads: Grad) -> tuple[Grad, ...]:
     """The gradients that a custom Function's backward makes of `grads`. Raises RuntimeError if they are not `count`."""
-    cls = real._forward_cls
+    cls = context._function
     if cls.backward is not Function.backward and cls.vjp is not Function.vjp:
         raise RuntimeError(f"{cls.__name__} implements both 'backward' and 'vjp': only one of them is allowed")
     function = cls.backward if cls.vjp is Function.vjp else cls.vjp
     given: tuple[object, ...] = ([*grads],) if getattr(cls, "boxed_grads_call", False) else grads
-    results = function(Context(real, saved_tensors), *given)
+    context.saved_tensors = tuple(saved_tensors)
+    results = function(context, *given)
+    context.saved_tensors = ()
     results = tuple(results) if isinstance(results, (tuple, list)) else (results,)
     while len(results) > count and results[-1] is None:
         results = results[:-1]
@@ -165,19 +193,12 @@ def release(inputs: list[torch.Tensor]) -> None:
     inputs.clear()
 
 
-def run_final_callbacks() -> None:
-    """Call what was queued for the end of this backward pass."""
-    callbacks.run()
-
-
-call_cpp_tensor_hook = torch._C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks
-
 EFFECTS: frozenset[object] = frozenset(
     (accumulate_grad, call_hook, call_tensor_hook, call_cpp_tensor_hook, call_after_accumulation, call_backward)
-    + (copy_slices_prologue, copy_slices_epilogue, release, run_final_callbacks)
+    + (copy_slices_prologue, copy_slices_epilogue, release)
 )
 
 
 def has_effects(target: object) -> bool:
     """Whether a call in the graph does more than compute its result."""
-    return target.is_custom if isinstance(target, Formula) else target in EFFECTS
+    return target in EFFECTS or getattr(target, "is_custom", False)

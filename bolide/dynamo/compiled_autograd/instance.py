@@ -18,7 +18,7 @@ from bolide.dynamo.compiled_autograd.running import Running
 from bolide.support import events
 from bolide.symbolic import contiguous_strides
 from bolide.tracing import TensorMeta, Trace, TracedTensor
-from bolide.tracing.graph import graph_module, mapped
+from bolide.tracing.graph import mapped
 from bolide.tracing.meta import meta_of
 from bolide.tracing.numbers.scalars import TracedFloat
 
@@ -51,6 +51,7 @@ class AutogradCompilerInstance:
         self.names: list[str] = []  # of the calls so far
         self.origin = ""  # of the current call, as text
         self.sums: dict[fx.Node, list[fx.Node]] = {}  # of gradients, and what they are sums of
+        self.contexts: list[int] = []  # where custom functions' are among the hooks
         self.lists: dict[str, fx.Node] = {}
         self.wanted = order.engine_order()
         self.recording = contextlib.ExitStack()  # zeros that C++ makes in place of missing gradients are recorded
@@ -94,11 +95,7 @@ class AutogradCompilerInstance:
 
     def bind_function(self, fn_name: str, fn: Call, is_custom_function: bool, is_traceable: bool) -> str:
         """Keep a formula; the name under which the engine will call it."""
-        name = fn_name
-        if is_custom_function:
-            name = f"CppNode{fn_name}{sum(formula.is_custom for formula in FORMULAS.values())}"
-        FORMULAS[name] = Formula(name, fn, is_custom_function, is_traceable)
-        return name
+        return calls.bind(fn_name, fn, is_custom_function, is_traceable)
 
     def apply_functional(self, fn_name: str, grads: Grads, args: Saved, metadata: Sequence[object]) -> list[Grad]:
         """A node of torch's own."""
@@ -135,8 +132,9 @@ class AutogradCompilerInstance:
         opaque_object_indices: Sequence[int],
     ) -> tuple[Grad, ...]:
         """The backward of an `autograd.Function`, which is Python, compiled functions' among them."""
-        real = self._item("hooks", backward_idx)
-        node = self._record(calls.call_backward, real, [*saved_tensors], len(output_metadatas), *inputs)
+        self.contexts.append(backward_idx)
+        context = self._item("hooks", backward_idx)
+        node = self._record(calls.call_backward, context, [*saved_tensors], len(output_metadatas), *inputs)
         return tuple(self._items(node, output_metadatas))
 
     def call_copy_slices_prologue(self, inputs: Grads, *geometry: object) -> list[Grad]:
@@ -186,17 +184,16 @@ class AutogradCompilerInstance:
         self.recording.close()
         results = mapped(outputs, self._node)
         self._order_as_engine()
-        self._record(calls.run_final_callbacks)
         self.graph.output(results)
         self._remove_dead()
         for node in self.graph.nodes:  # stand-ins, which end with the capture
             node.meta.pop("val", None)
         kept = {name: self._keep_used(name) for name in ("sizes", "scalars")}
         name = f"CompiledAutograd{self.number}"
-        module = graph_module(self.graph, {}, name)
+        module = fx.GraphModule({}, self.graph, name)
         if events.subscribers:
             events.emit(events.Graph(name, "compiled autograd", module))
-        running = Running(name, kept["sizes"], kept["scalars"])
+        running = Running(name, kept["sizes"], kept["scalars"], self.contexts)
         return running, self.compiler_fn(module)
 
     def close(self) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from bolide.dynamo.compiled_autograd import callbacks
+from bolide.dynamo.compiled_autograd.calls import Context
 
 
 class _Region(threading.local):
@@ -22,11 +24,12 @@ region = _Region()
 class Running:
     """What the engine calls with the compiled graph and its arguments, each time that the backward pass fits.
 
-    sizes, scalars: the positions of the numbers that the graph reads.
+    sizes, scalars: the positions of the numbers that the graph reads; contexts: where in the list of hooks the `ctx` of
+    a custom Function stands.
     """
 
-    def __init__(self, name: str, sizes: Sequence[int], scalars: Sequence[int]) -> None:
-        self.name, self.sizes, self.scalars = name, sizes, scalars
+    def __init__(self, name: str, sizes: Sequence[int], scalars: Sequence[int], contexts: Sequence[int]) -> None:
+        self.name, self.sizes, self.scalars, self.contexts = name, sizes, scalars, contexts
 
     def __call__(
         self,
@@ -39,13 +42,17 @@ class Running:
     ) -> list[torch.Tensor | None]:
         """The gradients that were asked for; none if they were accumulated."""
         numbers = [sizes[index] for index in self.sizes], [scalars[index] for index in self.scalars]
+        called: list[Any] = [*hooks]
+        for index in self.contexts:
+            called[index] = Context(called[index])
         region.entered += 1
         before = torch._C._dynamo.compiled_autograd.set_autograd_compiler(None, False)
         checks = torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled()
         leaves = [tensor for tensor in inputs if tensor.is_leaf and tensor.requires_grad] if checks else []
         try:
             with callbacks.queue():
-                results = list(compiled(inputs, *numbers, hooks, packed))
+                results = list(compiled(inputs, *numbers, called, packed))
+                callbacks.run()
         finally:
             torch._C._dynamo.compiled_autograd.set_autograd_compiler(*before)
             region.entered -= 1
