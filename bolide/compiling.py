@@ -340,4 +340,12 @@ def _refuse(model: Any, settings: Settings, reason: str, remedy: str) -> Any:
     return model
 
 
+def _capture_backwards(wanted: bool) -> None:
+    """What the option `compiled_autograd` does."""
+    from bolide.dynamo import compiled_autograd
+
+    compiled_autograd.always(functools.partial(compile, dynamic=True) if wanted else None)
+
+
 intercept(compile)(nested_compile)
+config.watch("compiled_autograd", _capture_backwards)

@@ -25,8 +25,8 @@ def set_logs(all: bool | int | None = None, **levels: bool | int) -> None:
 
     Names of stages (``dynamo``, ``tracing``, ``functorch``, ``inductor``) take a level of Python's logging; names of
     artifacts (``graph_breaks``, ``recompiles``, ``guards``, ``graph_code``, ``entry_code``, ``kernels``, ``dynamic``,
-    ``perf``) take True. `all` stands for all names. Records go to standard error, and to the file
-    `bolide.dynamo.config.log_file_name`.
+    ``perf``, ``compiled_autograd``, ``compiled_autograd_verbose``) take True. `all` stands for all names. Records go to
+    standard error, and to the file `bolide.dynamo.config.log_file_name`.
 
     Raises ValueError for an unknown name, with the nearest ones.
     """
@@ -84,6 +84,11 @@ def _graph(e: events.Graph) -> str:
     return f"{e.name}, {e.kind} graph:\n{e.graph.code.strip()}" if isinstance(e.graph, fx.GraphModule) else ""
 
 
+def _backward(e: events.BackwardCaptured) -> str:
+    code = e.graph.print_readable(print_output=False).strip() if isinstance(e.graph, fx.GraphModule) else ""
+    return f"{e.name}, captured from the engine:\n{code}"
+
+
 def _kernels(e: events.Compiled) -> str:
     if not isinstance(e.artifact, CompiledGraph):
         return ""
@@ -102,6 +107,11 @@ _TEXTS: dict[type, tuple[tuple[str, Callable[[Any], str]], ...]] = {
     events.GuardFailed: (("recompiles", _recompile),),
     events.Captured: (("guards", _guards), ("perf", lambda e: f"{e.name}: captured in {e.seconds * 1e3:.1f} ms")),
     events.Graph: (("graph_code", _graph),),
+    events.BackwardCaptured: (
+        ("compiled_autograd", _backward),
+        ("compiled_autograd_verbose", lambda e: "\n".join([_backward(e), *e.reasons])),
+        ("perf", lambda e: f"{e.name}: captured in {e.seconds * 1e3:.1f} ms"),
+    ),
     events.Installed: (
         ("entry_code", lambda e: f"{e.name}, version {e.index}:\n{e.source}"),
         ("perf", lambda e: f"{e.name}: version {e.index} in place after {e.seconds * 1e3:.1f} ms"),

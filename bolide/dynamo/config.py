@@ -238,7 +238,9 @@ class DynamoConfig(Config):
         env=("BOLIDE_USE_LAZY_GRAPH_MODULE", "TORCH_COMPILE_USE_LAZY_GRAPH_MODULE"),
     )
     compiled_autograd: bool = option(
-        False, "Backward passes are captured from the engine.", note="compiled autograd is not there yet"
+        False,
+        "Backward passes are captured from the engine, and compiled with the default backend.",
+        compiled=False,
     )
     _autograd_backward_strict_mode_banned_ops: list[str] = option(
         ["stride", "requires_grad", "storage_offset", "layout", "data"]

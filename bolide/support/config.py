@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -87,18 +87,26 @@ class Config:
 
     _options: dict[str, Option] = {}
     _aliases: dict[str, str] = {}  # other names of options
+    _watched: dict[str, Callable[..., None]] = {}  # by option, see `watch`
 
     def __init_subclass__(cls) -> None:
         cls._options = {name: value for name, value in vars(cls).items() if isinstance(value, Option)}
+        cls._watched = {}
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         for name, declared in self._options.items():
             given = next((environment[key] for key in declared.env if key in environment), None)
             setattr(self, name, copy.copy(declared.default) if given is None else declared.parse(given))
 
+    def watch(self, name: str, function: Callable[..., None]) -> None:
+        """Call `function` with each value that an option is given from now on."""
+        self._watched[name] = function
+
     def __setattr__(self, name: str, value: object) -> None:
         self._declared(name).accept(name, value)
         object.__setattr__(self, self._aliases.get(name, name), value)
+        if name in self._watched:
+            self._watched[name](value)
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"option {name!r} cannot be deleted")

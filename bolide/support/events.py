@@ -56,6 +56,17 @@ class Graph(Event):
 
 
 @dataclass(frozen=True)
+class BackwardCaptured(Event):
+    """Compiled autograd has captured a backward pass: as `graph` (an `fx.GraphModule`); `reasons` say why nothing that
+    was captured before fits, if torch tells.
+    """
+
+    graph: object
+    seconds: float
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Compiled(Event):
     """A graph became runnable. `artifact` is the backend's object (`inductor.CompiledGraph`, or a plain callable);
     `seconds` is the time of this compilation.

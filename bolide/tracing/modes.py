@@ -116,16 +116,19 @@ def saved_tensor_hooks() -> Any:
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """For the time of compiling. Hooks of saved tensors are put aside: they are for what the compiled program will
-    save. Signal handlers run outside of any recording. A recording that has failed halfway out is left."""
+    save. Signal handlers run outside of any recording. A recording that has failed halfway out is left. Backward passes
+    are not captured from the engine."""
     aside: list[Any] = []
     functions, dispatch = _native._len_torch_function_stack(), _native._len_torch_dispatch_stack()
     while (pair := saved_tensor_hooks()) is not None:
         aside.append(pair)
         _native._autograd._pop_saved_tensors_default_hooks()
+    capturing = _native._dynamo.compiled_autograd.set_autograd_compiler(None, False)
     try:
         with handlers_apart():
             yield
     finally:
+        _native._dynamo.compiled_autograd.set_autograd_compiler(*capturing)
         while _native._len_torch_dispatch_stack() > dispatch:
             _native._pop_torch_dispatch_stack(None)
         while _native._len_torch_function_stack() > functions:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bolide.dynamo.compiled_autograd.instance import AutogradCompilerInstance, counters
 from bolide.dynamo.compiled_autograd.running import region
-from bolide.dynamo.compiled_autograd.switch import disable, enable, reset, state
+from bolide.dynamo.compiled_autograd.switch import always, disable, enable, reset, state
 
 if TYPE_CHECKING:
     compiled_autograd_enabled: bool
@@ -29,6 +29,7 @@ def __getattr__(name: str) -> bool:
 
 __all__ = [
     "AutogradCompilerInstance",
+    "always",
     "compiled_autograd_enabled",
     "counters",
     "disable",

@@ -115,6 +115,8 @@ class Real(Protocol):
     _forward_cls: type[Function]
     needs_input_grad: tuple[bool, ...]
 
+    def maybe_clear_saved_tensors(self) -> None: ...
+
 
 class Context:
     """The `ctx` of a custom Function in its backward. It shares the attributes that the program has put on the real
@@ -130,6 +132,11 @@ class Context:
         self.needs_input_grad = real.needs_input_grad
         self.saved_tensors: tuple[Grad, ...] = ()
 
+    def maybe_clear_saved_tensors(self) -> None:
+        """Let go of the saved tensors, unless the graph is retained."""
+        self.saved_tensors = ()
+        _clear(self._real)
+
     def __getattr__(self, name: str) -> object:
         return _attribute(self._real, name)
 
@@ -137,6 +144,11 @@ class Context:
 @disallow_in_graph  # the real ctx has attributes that call the program's hooks when they are read
 def _attribute(real: Real, name: str) -> object:
     return getattr(real, name)
+
+
+@disallow_in_graph
+def _clear(real: Real) -> None:
+    real.maybe_clear_saved_tensors()
 
 
 def call_backward(context: Context, saved_tensors: Gradients, count: int, *grads: Grad) -> tuple[Grad, ...]:

@@ -49,6 +49,7 @@ class AutogradCompilerInstance:
         self.trace = Trace()
         self.graph = self.trace.graph
         self.names: list[str] = []  # of the calls so far
+        self.reasons: tuple[str, ...] = ()
         self.origin = ""  # of the current call, as text
         self.sums: dict[fx.Node, list[fx.Node]] = {}  # of gradients, and what they are sums of
         self.contexts: list[int] = []  # where custom functions' are among the hooks
@@ -192,7 +193,8 @@ class AutogradCompilerInstance:
         name = f"CompiledAutograd{self.number}"
         module = fx.GraphModule({}, self.graph, name)
         if events.subscribers:
-            events.emit(events.Graph(name, "compiled autograd", module))
+            seconds = time.perf_counter() - self.started
+            events.emit(events.BackwardCaptured(name, module, seconds, self.reasons))
         running = Running(name, kept["sizes"], kept["scalars"], self.contexts)
         return running, self.compiler_fn(module)
 

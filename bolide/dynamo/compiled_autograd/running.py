@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import cast
 
 import torch
 
 from bolide.dynamo.compiled_autograd import callbacks
-from bolide.dynamo.compiled_autograd.calls import Context
+from bolide.dynamo.compiled_autograd.calls import Context, Real
 
 
 class _Region(threading.local):
@@ -42,9 +42,9 @@ class Running:
     ) -> list[torch.Tensor | None]:
         """The gradients that were asked for; none if they were accumulated."""
         numbers = [sizes[index] for index in self.sizes], [scalars[index] for index in self.scalars]
-        called: list[Any] = [*hooks]
+        called = [*hooks]
         for index in self.contexts:
-            called[index] = Context(called[index])
+            called[index] = Context(cast(Real, called[index]))
         region.entered += 1
         before = torch._C._dynamo.compiled_autograd.set_autograd_compiler(None, False)
         checks = torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled()

@@ -19,9 +19,10 @@ _cpp = torch._C._dynamo.compiled_autograd
 
 
 class _State:
-    """Of the process: whether backward passes are captured."""
+    """Of the process: whether backward passes are captured; `standing`: what ends what `always` has begun."""
 
     enabled = False
+    standing: contextlib.ExitStack | None = None
 
 
 state = _State()
@@ -75,13 +76,31 @@ def _on_this_thread() -> Iterator[None]:
         torch._C._set_multithreading_enabled(before)
 
 
-@on_reset
+def always(compiler_fn: CompilerFn | None) -> None:
+    """As in `enable`, from now on; with None no longer."""
+    if state.standing is not None:
+        state.standing.close()
+        state.standing = None
+    if compiler_fn is not None:
+        state.standing = contextlib.ExitStack()
+        state.standing.enter_context(enable(compiler_fn))
+
+
 def reset() -> None:
-    """Nothing is captured, and what was captured is forgotten. Raises RuntimeError inside a captured backward pass."""
+    """Nothing is captured any more, and what was captured is forgotten. Raises RuntimeError inside a captured backward
+    pass."""
     if region.entered:
         raise RuntimeError("compiled autograd cannot be reset inside a captured backward pass")
+    always(None)
     _cpp.set_autograd_compiler(None, False)
     _cpp.set_verbose_logger(None)
-    _cpp.clear_cache()
     state.enabled = False
-    counters.clear()
+    callbacks.uninstall()
+    _forget()
+
+
+@on_reset
+def _forget() -> None:
+    if not region.entered:
+        _cpp.clear_cache()
+        counters.clear()

@@ -292,6 +292,7 @@ def differentiable(
             gradients = derivative.backward(ctx, tangents)
             return (*gradients, None) if anchored else gradients
 
+    CompiledFunction.backward._bolide_disabled = "it is compiled already"  # type: ignore[attr-defined]
     # The engine's own `apply`: that of `Function` looks for wrappers of transforms, in which no graph runs.
     apply = super(torch.autograd.Function, CompiledFunction).apply
 

@@ -11,7 +11,7 @@ import torch
 
 import bolide
 from bolide.dynamo import compiled_autograd
-from bolide.support import events
+from bolide.support import events, log
 from tests.compiled_autograd_tools import captures
 
 
@@ -127,7 +127,7 @@ def test_the_graph() -> None:
         ["SumBackward0 (NodeCall 1)"],
         ["ExpBackward0 (NodeCall 2)"],
     ]
-    (event,) = [event for event in seen if isinstance(event, events.Graph)]
+    (event,) = [event for event in seen if isinstance(event, events.BackwardCaptured)]
     assert event.graph is module
 
 
@@ -169,3 +169,19 @@ def test_anomaly_mode_finds_gradients_that_are_no_numbers() -> None:
             (x.sqrt() * 0).sum().backward()
         x.grad = None
         (x.sqrt() * 0).sum().backward()
+
+
+def test_logs(caplog: pytest.LogCaptureFixture) -> None:
+    compiled_autograd.reset()
+    bolide.set_logs(compiled_autograd=True, compiled_autograd_verbose=True)
+    try:
+        with compiled_autograd.enable(lambda gm: gm):
+            backward()
+            torch.randn(3, requires_grad=True).sin().sum().backward()
+    finally:
+        bolide.set_logs()
+    by_name = {name: [r.getMessage() for r in caplog.records if r.name.endswith(f".{name}")] for name in log.ARTIFACTS}
+    assert len(by_name["compiled_autograd"]) == 2
+    assert "SinBackward0 (NodeCall 2)" in by_name["compiled_autograd"][1]
+    verbose = "\n".join(by_name["compiled_autograd_verbose"])
+    assert "CompiledAutograd1" in verbose and "ExpBackward0" in verbose

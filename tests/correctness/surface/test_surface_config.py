@@ -33,13 +33,15 @@ ALL_OPTIONS = [*DynamoConfig._options.items(), *FunctorchConfig._options.items()
 
 
 def readers() -> set[str]:
-    """Options that some module of the product reads."""
-    return {
-        node.attr
-        for path in (ROOT / "bolide").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "config"
-    }
+    """Options that some module of the product reads, or watches."""
+    found = set()
+    for path in (ROOT / "bolide").rglob("*.py"):
+        text = path.read_text()
+        found.update(re.findall(r'\bconfig\.watch\("(\w+)"', text))
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "config":
+                found.add(node.attr)
+    return found
 
 
 def test_every_option_is_read_or_says_why_not() -> None:
