@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 from bolide.functorch.aot import compile_trace
-from bolide.functorch.compilers import LATE, interpret, interpret_decomposed
+from bolide.functorch.compilers import LATE, interpret
 from bolide.functorch.config import config
 from bolide.functorch.graphs import GraphCompiler, GraphInfo, Runner
 from bolide.functorch.passes import run_passes
@@ -18,7 +18,6 @@ __all__ = [
     "config",
     "graph_module",
     "interpret",
-    "interpret_decomposed",
     "run_passes",
 ]
 

@@ -5,21 +5,16 @@ are asked for.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch.fx as fx
 
 from bolide.functorch.graphs import GraphInfo, Runner, placeholders, results
 
 
-def interpret(
-    module: fx.GraphModule, info: GraphInfo, instead: Mapping[Any, Callable[..., object]] | None = None
-) -> Runner:
-    """Runs the graph with ATen, node by node, and lets go of every value after its last use. `instead`: functions that
-    are called in place of operations.
-    """
-    instead = instead or {}
+def interpret(module: fx.GraphModule, info: GraphInfo) -> Runner:
+    """Runs the graph with ATen, node by node, and lets go of every value after its last use."""
     last_use: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
         for source in node.all_input_nodes:
@@ -30,7 +25,7 @@ def interpret(
     slots = placeholders(module.graph)
     constants = {node: getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")}
     steps = [
-        (node, instead.get(node.target, node.target), dying.get(node, []), not node.users)
+        (node, cast(Callable[..., Any], node.target), dying.get(node, []), not node.users)
         for node in module.graph.nodes
         if node.op == "call_function"
     ]
@@ -55,13 +50,6 @@ def interpret(
         return [values[value] if isinstance(value, fx.Node) else value for value in outputs]
 
     return run
-
-
-def interpret_decomposed(module: fx.GraphModule, info: GraphInfo) -> Runner:
-    """As `interpret`, with torch's decomposition into core ATen operations in place of each operation that has one."""
-    from torch._decomp import core_aten_decompositions
-
-    return interpret(module, info, core_aten_decompositions())
 
 
 LATE = {

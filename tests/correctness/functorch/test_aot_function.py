@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -196,6 +197,75 @@ def test_duplicated_arguments_are_one_input() -> None:
     assert call(x, x)[0] is x
     torch.testing.assert_close((x, call(torch.zeros(3), x)[1]), expected)
     assert seen == [1, 2]
+
+
+def _no_grad_view(base: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return base[:2]
+
+
+SHARING = {
+    "views": lambda base: (base[0], base[1:], base.t()),
+    "a_base": lambda base: (base, base[0:1], base.view(-1)),
+    "a_base_later": lambda base: (base[:2], base, base),
+    "detached": lambda base: (base.detach(), base.data[1:], base),
+    "without_grad": lambda base: (base, _no_grad_view(base), torch.ones(3)),
+}
+SHARED_WRITES = {
+    "first": lambda a, b, c: (a.mul_(2), b + 1, c * c),
+    "none": lambda a, b, c: (a * 3, b.exp(), c.sin()),
+    "view": lambda a, b, c: (a[0].zero_(), b.view(b.shape), c, a.sum()),
+    "two": lambda a, b, c: (a.mul_(2), b.detach().sin_(), c.cos()),
+}
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize("written", SHARED_WRITES)
+def test_arguments_that_share_memory(sharing: str, written: str, grad: bool) -> None:
+    if grad and sharing == "without_grad" and written != "none":
+        pytest.skip("eager refuses it")
+    fn, start, results = SHARED_WRITES[written], torch.randn(4, 3), []
+    compiled = aot_function(fn, nop)
+    for each in (fn, compiled, compiled):
+        leaf_of = start.clone().requires_grad_(grad)
+        args = SHARING[sharing](leaf_of * 1)
+        outs = flat(each(*args))
+        parts = [(out * (at + 1)).sum() for at, out in enumerate([*outs, *args]) if out.requires_grad]
+        gradients = torch.autograd.grad(sum(parts), leaf_of) if parts else ()
+        results.append((outs, args, gradients))
+    expected = results.pop(0)
+    for actual in results:
+        for one, other in zip(chain(*actual), chain(*expected), strict=True):
+            assert_same(one, other)
+        same_objects(*actual[:2], *expected[:2])
+        assert all(one._version > 0 or not other._version for one, other in zip(actual[1], expected[1]))
+
+
+def test_versions_for_memory_that_is_shared_otherwise() -> None:
+    memory, seen = torch.randn(12), []
+
+    def compiler(graph, examples):
+        seen.append(graph)
+        return graph
+
+    def fn(a, b):
+        return a.add_(1), b * 2
+
+    call = aot_function(fn, compiler)
+    for first, second in ((0, 2), (1, 2), (0, 2), (0, 8)):
+        ours, theirs = memory.clone(), memory.clone()
+        actual, expected = (each(m[first:][:4], m[second:][:4]) for each, m in ((call, ours), (fn, theirs)))
+        torch.testing.assert_close((*actual, ours), (*expected, theirs))
+    assert len(seen) == 3
+    call(torch.zeros(4), torch.zeros(4))
+    assert len(seen) == 4
+
+
+def test_a_program_that_asks_for_offsets() -> None:
+    call = aot_function(lambda x: x + x.storage_offset(), nop)
+    memory = torch.zeros(5)
+    assert [call(memory[at:][:2]).tolist() for at in (0, 3, 0)] == [[0, 0], [3, 3], [0, 0]]
 
 
 def test_gradients_of_gradients() -> None:

@@ -1,0 +1,449 @@
+"""Calls of functions that are compiled ahead of time: which version serves a call, and how one is made.
+
+A call is flattened, its tensors become inputs of a trace in which the function runs once, and `compile_trace` makes a
+function of the trace, whose graphs go to the user's compilers in PyTorch's conventions (see `foreign`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from bolide.functorch.aot import compile_trace
+from bolide.functorch.foreign import Outgoing, PartitionFn, outgoing, split_by
+from bolide.functorch.graphs import GraphInfo, Runner, constants_of, is_size, is_tensor, placeholders
+from bolide.functorch.signature import with_sizes
+from bolide.support.errors import Unsupported
+from bolide.support.garbage import collector_paused
+from bolide.support.locks import compiling
+from bolide.symbolic import Cond, Expr, as_expr
+from bolide.tracing import Trace, TracedTensor, modes
+from bolide.tracing.described import example
+from bolide.tracing.tensor import Listener, computes_itself
+
+Function = Callable[..., Any]
+Compiler = Callable[..., Function]
+"""``(graph: fx.GraphModule, example_inputs: list) -> callable`` that takes the inputs one by one, or as one list if it
+is boxed (`make_boxed_compiler`)."""
+Leaves = Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be compiled, and how; see `aot_function`. The first `parameters` leaves of the arguments have sizes
+    that never change."""
+
+    function: Function
+    forward: Compiler
+    backward: Compiler
+    inference: Compiler
+    partition: PartitionFn
+    decompositions: Mapping[OpOverload, Function]
+    parameters: int
+    keeps_writes: bool
+    dynamic: bool
+
+    def compiler(self, kind: str) -> Compiler:
+        return {"forward": self.forward, "backward": self.backward, "inference": self.inference}[kind]
+
+
+class Taken(NamedTuple):
+    """An input of a graph: the leaf at this position of the arguments, or the tensor that it is a view of, or all of
+    the memory that it lies in."""
+
+    at: int
+    part: Literal["leaf", "base", "storage"] = "leaf"
+
+    def of(self, leaves: Leaves) -> Tensor:
+        leaf: Tensor = leaves[self.at]
+        if self.part == "leaf":
+            return leaf
+        if self.part == "base":
+            assert leaf._base is not None
+            return leaf._base
+        storage = leaf.untyped_storage()
+        whole = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
+        return whole.set_(storage, 0, (storage.nbytes() // leaf.element_size(),), (1,))  # type: ignore[call-overload, no-any-return]
+
+
+class Given(NamedTuple):
+    """A leaf of the result: the result of the graphs, or the argument, at that place, or a constant, which may be made
+    of sizes."""
+
+    kind: Literal["result", "argument", "constant"]
+    value: Any
+
+
+Layout = tuple[int | Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What was compiled for arguments of one kind.
+
+    `sizes`: the symbols, by name, as pairs of an input and a dimension; `layouts`: sizes and strides of inputs;
+    `guards`: what is assumed of the symbols; `fixed`: leaves whose sizes, strides and offset have to be these;
+    `apart`: inputs, with leaves that lie in their memory and may count writes by themselves; `held`: values that are
+    known by their identity.
+    """
+
+    run: Runner
+    inputs: tuple[Taken, ...]
+    sizes: dict[str, tuple[int, int]]
+    layouts: tuple[Layout, ...]
+    guards: tuple[Cond, ...]
+    fixed: dict[Taken, Layout]
+    apart: dict[int, tuple[int, ...]]
+    outputs: tuple[Given, ...]
+    spec: pytree.TreeSpec
+    held: tuple[object, ...]
+
+    def fits(self, leaves: Leaves) -> bool:
+        """Whether it serves these arguments."""
+        if any(_places(taken.of(leaves)) != layout for taken, layout in self.fixed.items()):
+            return False
+        if not self.sizes:
+            return True
+        tensors = [taken.of(leaves) for taken in self.inputs]
+        values = self._values(tensors)
+        layouts = ((*tensor.shape, *tensor.stride()) for tensor in tensors)
+        same = all(real == with_sizes(wanted, values) for real, wanted in zip(layouts, self.layouts))
+        return same and all(guard.holds_at(guard.expr.evaluate(values)) for guard in self.guards)
+
+    def _values(self, tensors: Sequence[Tensor]) -> dict[str, int]:
+        return {name: tensors[at].shape[dim] for name, (at, dim) in self.sizes.items()}
+
+    def __call__(self, leaves: Leaves) -> Any:
+        tensors = [taken.of(leaves) for taken in self.inputs]
+        values = self._values(tensors)
+        counted = [(tensors[at], [leaves[place] for place in places]) for at, places in self.apart.items()]
+        before = [(base._version, [leaf._version for leaf in own]) for base, own in counted]
+        results = self.run([*tensors, *values.values()])
+        for (base, own), (version, versions) in zip(counted, before):
+            if base._version != version:
+                torch._C._increment_version([leaf for leaf, old in zip(own, versions) if leaf._version == old])
+        return pytree.tree_unflatten([_found(given, results, leaves, values) for given in self.outputs], self.spec)
+
+
+def _found(given: Given, results: Sequence[Any], leaves: Leaves, sizes: dict[str, int]) -> Any:
+    if given.kind == "constant":
+        return with_sizes(given.value, sizes) if isinstance(given.value, Expr) else given.value
+    return (results if given.kind == "result" else leaves)[given.value]
+
+
+@dataclass(slots=True)
+class Versions:
+    """A function and what was compiled for it."""
+
+    request: Request
+    known: dict[object, list[Version]] = field(default_factory=dict)
+
+    def find(self, leaves: Leaves, spec: pytree.TreeSpec) -> Version:
+        """The version for a call, which is compiled if there is none."""
+        key = (spec, _surroundings(), *_kinds(leaves, self.request.dynamic))
+        version = self._known(key, leaves)
+        if version is None:
+            with compiling:
+                version = self._known(key, leaves)
+                if version is None:
+                    version = compiled(self.request, leaves, spec)
+                    self.known.setdefault(key, []).append(version)
+        return version
+
+    def _known(self, key: object, leaves: Leaves) -> Version | None:
+        return next((version for version in self.known.get(key, ()) if version.fits(leaves)), None)
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if any(isinstance(leaf, TracedTensor) for leaf in leaves):  # it is a part of what is being compiled
+            return self.request.function(*args, **kwargs)
+        return self.find(leaves, spec)(leaves)
+
+
+# ---- what a version serves ---------------------------------------------------------------------------------------
+
+
+def _surroundings() -> object:
+    """The modes that graphs are made for."""
+    devices = tuple(
+        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in modes.AUTOCAST_DEVICES
+    )
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), devices, torch.get_default_dtype()
+
+
+def _kinds(leaves: Leaves, dynamic: bool) -> list[object]:
+    """What is fixed of the arguments: all but the data of tensors; of sizes, with `dynamic`, only how many there are.
+    Tensors that are the same object, or share memory, are known by their places."""
+    kinds: list[object] = []
+    places: dict[int, int] = {}
+    storages: dict[int, int] = {}
+    for at, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            kinds.append(_constant(leaf))
+            continue
+        first = places.setdefault(id(leaf), at)
+        if first != at:
+            kinds.append(first)
+            continue
+        if computes_itself(type(leaf)):
+            raise Unsupported(f"an argument is a {type(leaf).__name__}, which computes in Python itself", kind="input")
+        layout = leaf.dim() if dynamic else (*leaf.shape, *leaf.stride())
+        kinds.append((type(leaf), layout, leaf.dtype, leaf.device, leaf.requires_grad, leaf.is_leaf, *_marks(leaf)))
+        if leaf.numel():
+            kinds.append(storages.setdefault(leaf.untyped_storage().data_ptr(), at))
+    return kinds
+
+
+def _marks(tensor: Tensor) -> tuple[bool, ...]:
+    return tensor.is_conj(), tensor.is_neg(), tensor.is_inference()
+
+
+def _constant(value: object) -> object:
+    """What a Python value among the arguments is known by; one without a hash by its identity."""
+    if not _has_hash(value):
+        return type(value), id(value)
+    return type(value), repr(value) if isinstance(value, (float, complex)) else value
+
+
+def _has_hash(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+# ---- compiling -------------------------------------------------------------------------------------------------------
+
+
+def compiled(request: Request, leaves: Leaves, spec: pytree.TreeSpec) -> Version:
+    """Traces the function for these arguments and compiles it. Raises Unsupported for what no graph can do."""
+    first: dict[int, int] = {}
+    for at, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            first.setdefault(id(leaf), at)
+    families = _families(leaves, list(first.values()))
+    with collector_paused(), modes.undisturbed(), modes.random_kept():
+        try:
+            return _Tracing(request, leaves, families).version(spec)
+        except Unsupported as error:
+            merged = [_memory(leaves, family) for family in families] if error.kind == "tensor_write" else []
+            if not any(merged):
+                raise
+        return _Tracing(request, leaves, families, merged).version(spec)
+
+
+def _families(leaves: Leaves, places: Sequence[int]) -> list[list[int]]:
+    """The tensors, by place, that share memory with others."""
+    storages: dict[int, list[int]] = {}
+    for at in places:
+        if leaves[at].numel():
+            storages.setdefault(leaves[at].untyped_storage().data_ptr(), []).append(at)
+    return [family for family in storages.values() if len(family) > 1]
+
+
+def _memory(leaves: Leaves, family: Sequence[int]) -> Taken | None:
+    """The tensor of which a family are views: where autograd knows one, that of those that it tracks. None where there
+    are several such."""
+    if len({leaves[at].dtype for at in family}) > 1:
+        return None
+    tracked = [at for at in family if leaves[at].requires_grad] or family
+    bases = {id(_base(leaves[at])) for at in tracked}
+    if len(bases) > 1:
+        return None if tracked is not family else Taken(family[0], "storage")
+    own = [at for at in family if id(leaves[at]) in bases]
+    return Taken(own[0]) if own else Taken(tracked[0], "base")
+
+
+def _base(tensor: Tensor) -> Tensor:
+    return tensor if tensor._base is None else tensor._base
+
+
+class _Offsets(Listener):
+    """Remembers the inputs of which the program sees where they lie in their storage."""
+
+    def __init__(self) -> None:
+        self.places: set[int] = set()
+
+    def offset_read(self, place: int) -> None:
+        self.places.add(place)
+
+
+class _Tracing:
+    """One trace of the function of a request. `families`: the leaves that share memory; they may be written to if they
+    are `merged`: then what they are views of is the input."""
+
+    def __init__(
+        self, request: Request, leaves: Leaves, families: Sequence[Sequence[int]], merged: Sequence[Taken | None] = ()
+    ) -> None:
+        self.request, self.leaves = request, leaves
+        self.trace = Trace()
+        self.trace.draws_as_eager = True
+        self.trace.decompositions = request.decompositions
+        self.trace.listener = self.offsets = _Offsets()
+        self.inputs: list[Taken] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.known: dict[int, Any] = {}
+        self.fixed: dict[Taken, Layout] = {}
+        self.apart: dict[int, tuple[int, ...]] = {}
+        self.traced: dict[int, TracedTensor] = {}  # by id of the leaf
+        for family, taken in zip(families, merged):
+            if taken is not None:
+                self._enter_family(family, taken)
+        for at, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and id(leaf) not in self.traced:
+                self.traced[id(leaf)] = self._enter(Taken(at), request.dynamic and at >= request.parameters)
+        for family in families:
+            for traced in {self.traced[id(leaves[at])].group for at in family}:
+                traced.shared = len({id(self.traced[id(leaves[at])].group) for at in family}) > 1
+
+    def _enter(self, taken: Taken, symbolic: bool) -> TracedTensor:
+        tensor, sizes, number = taken.of(self.leaves), {}, len(self.inputs)
+        self.inputs.append(taken)
+        if symbolic and not isinstance(tensor, nn.Parameter):
+            for dim, extent in enumerate(tensor.shape):
+                size = self._size(extent, number, dim)
+                if isinstance(size, torch.SymInt):
+                    sizes[dim] = size
+        return self.trace.input(tensor, f"primals_{number + 1}", sizes)
+
+    def _size(self, extent: int, number: int, dim: int) -> Any:
+        """A symbol for a size; equal ones have one symbol, as in PyTorch."""
+        if extent not in self.known:
+            self.known[extent] = self.trace.size(extent, f"size_{len(self.sizes)}")
+            if isinstance(self.known[extent], torch.SymInt):
+                self.sizes.append((number, dim))
+        return self.known[extent]
+
+    def _enter_family(self, family: Sequence[int], taken: Taken) -> None:
+        base = taken.of(self.leaves)
+        apart = [at for at in family if taken.part == "storage" or _base(self.leaves[at]) is not base]
+        if apart and not base.is_inference():  # those count no writes
+            self.apart[len(self.inputs)] = tuple(apart)
+        traced = self._enter(taken, False)
+        self.fixed[taken] = _places(base)
+        for at in family:
+            leaf = self.leaves[at]
+            self.fixed[Taken(at)] = layout = _places(leaf)
+            if leaf is base:
+                self.traced[id(leaf)] = traced
+                continue
+            shape, stride, offset = layout[: leaf.dim()], layout[leaf.dim() : -1], layout[-1]
+            with torch.set_grad_enabled(leaf.requires_grad or not base.requires_grad), self.trace.recording():
+                source = traced.detach() if at in apart and taken.part != "storage" else traced
+                self.traced[id(leaf)] = torch.as_strided(source, shape, stride, offset)  # type: ignore[arg-type, assignment]
+
+    def version(self, spec: pytree.TreeSpec) -> Version:
+        try:
+            return self._version(spec)
+        finally:
+            self.trace.release()
+
+    def _version(self, spec: pytree.TreeSpec) -> Version:
+        trace, request = self.trace, self.request
+        args, kwargs = pytree.tree_unflatten([self.traced.get(id(leaf), leaf) for leaf in self.leaves], spec)
+        with trace.recording(), _autocast_without_cache():
+            result = request.function(*args, **kwargs)
+        flat, result_spec = pytree.tree_flatten(result)
+        outputs: list[TracedTensor] = []
+        given = tuple([self._given(leaf, outputs) for leaf in flat])
+        compiler = functools.partial(_compiled_by, request, len(trace.sizes))
+        run = compile_trace(
+            trace,
+            outputs,
+            forward_compiler=compiler,
+            backward_compiler=compiler,
+            partition=functools.partial(split_by, request.partition, trace.constants),
+            title=getattr(request.function, "__qualname__", type(request.function).__qualname__),
+            plain=True,
+        )
+        read = [self.inputs[place] for place in self.offsets.places]
+        fixed = {**self.fixed, **{taken: _places(taken.of(self.leaves)) for taken in read}}
+        symbols = [as_expr(size).text() for size in trace.sizes]
+        return Version(
+            run,
+            tuple(self.inputs),
+            dict(zip(symbols, self.sizes)),
+            tuple([tuple(map(_number, (*tensor.shape, *tensor.stride()))) for tensor in trace.leaves]),
+            tuple(trace.shapes.guards),
+            fixed,
+            self.apart,
+            given,
+            result_spec,
+            tuple([leaf for leaf in self.leaves if not isinstance(leaf, Tensor) and not _has_hash(leaf)]),
+        )
+
+    def _given(self, leaf: object, outputs: list[TracedTensor]) -> Given:
+        """How a leaf of the result is made; adds to the outputs of the trace."""
+        if not isinstance(leaf, Tensor):
+            return Given("constant", _number(leaf))
+        views = [at for at, real in enumerate(self.leaves) if self.traced.get(id(real)) is leaf]
+        if views and not self.trace.is_input(leaf):
+            return Given("argument", views[0])
+        outputs.append(self.trace.own(leaf))
+        return Given("result", len(outputs) - 1)
+
+
+def _places(tensor: Tensor) -> tuple[int, ...]:
+    """Where the elements of a tensor lie."""
+    return (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+
+
+def _number(value: Any) -> Any:
+    return as_expr(value) if isinstance(value, torch.SymInt) else value
+
+
+@contextmanager
+def _autocast_without_cache() -> Iterator[None]:
+    """What autocast has converted belongs to one trace."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
+
+
+def _compiled_by(request: Request, sizes: int, module: fx.GraphModule, info: GraphInfo) -> Runner:
+    """What the user's compiler makes of a graph. So many `sizes` are among a program's inputs, after the tensors: they
+    have no gradients."""
+    slots = placeholders(module.graph)
+    left_out = min(sizes, sum(map(is_size, slots))) if info.kind == "backward" else 0
+    names: Mapping[int, str] = {}
+    if info.kind == "inference":
+        tensors = [at for at, slot in enumerate(slots) if is_tensor(slot)]
+        names = {at: f"arg{number}_1" for number, at in enumerate(tensors)}
+    out = outgoing(
+        module.graph,
+        constants_of(module),
+        names,
+        reads_sizes=info.kind != "backward",
+        keeps_writes=request.keeps_writes and info.kind == "inference",
+        left_out=left_out,
+    )
+    made = request.compiler(info.kind)(out.module, [example(slots[at].meta["val"]) for at in out.takes])
+    return _running(made, out)
+
+
+def _running(made: Function, out: Outgoing) -> Runner:
+    boxed = getattr(made, "_boxed_call", False)
+
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        given = [inputs[at] for at in out.takes]
+        targets = [inputs[at] for at in out.writes]
+        inputs.clear()
+        results = made(given) if boxed else made(*given)
+        results = results if isinstance(results, (list, tuple)) else (results,)
+        for target, value in zip(targets, results):
+            target.copy_(value)
+        return [None if at is None else results[at] for at in out.gives]
+
+    return run
