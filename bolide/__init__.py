@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import Literal
 
 from bolide.support.garbage import collector_paused
 
 with collector_paused():  # a collection of all that torch has made takes longer than these imports
-    from bolide import dynamo, functorch, inductor
+    from bolide import backends, dynamo, functorch, inductor
     from bolide.compiling import compile, compile_fx
     from bolide.debug.explain import explain
     from bolide.debug.logs import configure, set_logs
     from bolide.debug.shadow import ShadowMismatch, shadow
-    from bolide.dynamo.backends import get_default_backend, list_backends, set_default_backend
+    from bolide.dynamo.backends import CompilerFn, get_default_backend, list_backends, set_default_backend
     from bolide.dynamo.guards.filters import (
         keep_portable_guards_unsafe,
         keep_tensor_guards_unsafe,
@@ -59,6 +60,14 @@ with collector_paused():  # a collection of all that torch has made takes longer
 
 __version__ = "0.1.0"
 
+
+def _watched(after: Literal["aot", "dynamo"], compiler: CompilerFn, name: str) -> CompilerFn:
+    from bolide.debug import repro  # when there is something to reproduce
+
+    return repro.watched(after, compiler, name)
+
+
+backends.watched = _watched
 dynamo.explain, dynamo.export, dynamo.optimize = explain, export, optimize
 dynamo.optimize_assert = functools.partial(optimize, nopython=True)
 inductor.compile = compile_fx

@@ -57,6 +57,19 @@ def explain(script: str, arguments: tuple[str, ...], html: str | None, shadowed:
             click.echo(f"\nshadow: {len(shadow.reports)} differences")
 
 
+@main.command()
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.option("--isolate", is_flag=True, help="Try every graph in a process of its own.")
+def minify(script: str, isolate: bool) -> None:
+    """Reduce the graph of SCRIPT, which the option repro_after has written, to a small one that fails as well."""
+    before = sys.argv
+    sys.argv = [script, "minify", *(["--isolate"] if isolate else [])]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        sys.argv = before
+
+
 main.add_command(demo)
 
 if __name__ == "__main__":

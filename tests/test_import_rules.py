@@ -28,8 +28,8 @@ MAY_IMPORT = {
     "backends": BASE | STAGES,
     "compiling": BASE | STAGES | {"backends"},
     "exporting": BASE | STAGES | {"compiling"},
-    "debug": BASE | STAGES | {"compiling"},
-    "__init__": BASE | STAGES | {"compiling", "debug", "exporting"},
+    "debug": BASE | STAGES | {"backends", "compiling"},
+    "__init__": BASE | STAGES | {"backends", "compiling", "debug", "exporting"},
     "demo": BASE | {"__init__", "debug", "inductor"},
     "cli": {"demo", "debug"},
     "__main__": {"cli"},
@@ -50,6 +50,7 @@ HEAVY = ("llvmlite", "scipy", "torch._decomp", "torch._numpy")
 """Imported inside functions, when first needed: importing bolide stays fast."""
 
 RARE = ("cProfile", "pstats", "bolide.dynamo.compiled_autograd", "bolide.inductor.search", "bolide.functorch.mincut")
+RARE += ("bolide.debug.repro",)
 SECOND = ("bolide.inductor.runtime.native",)
 """What a graph needs only when it has run some times."""
 LATE = tuple(f"{name}." for name in (*HEAVY, *RARE, *SECOND))

@@ -300,7 +300,8 @@ def evaluate(graph: fx.GraphModule, inputs: Sequence[object]) -> dict[fx.Node, A
     return evaluated(graph, inputs, lambda node, args, kwargs: node.target(*args, **kwargs))  # type: ignore[operator]
 
 
-def _doubled(value: object) -> Any:
+def doubled(value: object) -> Any:
+    """A tensor, or a dtype, of the smaller floating-point numbers as float64; anything else as it is."""
     if isinstance(value, Tensor) and value.dtype in SMALLER:
         return value.double()
     return torch.float64 if value in SMALLER else value
@@ -315,17 +316,17 @@ class Exactly:
 
     @functools.cached_property
     def _values(self) -> dict[fx.Node, Any]:
-        return evaluated(self._graph, [_doubled(value) for value in copied(self._inputs)], self._call)
+        return evaluated(self._graph, [doubled(value) for value in copied(self._inputs)], self._call)
 
     def _call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         if not traits_of(node.target).seeded and torch.Tag.inplace_view not in getattr(node.target, "tags", ()):
             try:
-                kwargs = {name: _doubled(value) for name, value in kwargs.items()}
+                kwargs = {name: doubled(value) for name, value in kwargs.items()}
                 return node.target(*args, **kwargs)  # type: ignore[operator]
             except Exception:  # no float64, or dtypes that do not go together: float32's value is the best there is
                 pass
         value = self.expected[node]
-        return type(value)(map(_doubled, value)) if type(value) in (tuple, list) else _doubled(value)
+        return type(value)(map(doubled, value)) if type(value) in (tuple, list) else doubled(value)
 
     def disagrees(self, node: fx.Node, actual: object) -> bool:
         """Whether a node has come out otherwise than `expected`."""

@@ -14,7 +14,6 @@ from bolide.dynamo.state import is_compiling, is_dynamo_compiling
 from bolide.support.config import Config, option, publish
 
 _LEGACY = "no effect, as in PyTorch: kept for compatibility"
-_REPRO = "used by the minifier, which is not there yet"
 _DISTRIBUTED = "used by distributed training, which is not there yet"
 _ALWAYS = "always so here"
 
@@ -267,26 +266,25 @@ class DynamoConfig(Config):
     # ---- reproducing faults
     repro_after: str | None = option(
         None,
-        "Where failing graphs are reduced to small ones.",
+        "Write scripts of graphs that fail when they are compiled: functional graphs (aot), or the graphs of torch's "
+        "functions that backends get (dynamo).",
         env=("BOLIDE_REPRO_AFTER", "TORCHDYNAMO_REPRO_AFTER"),
         compiled=False,
         choices=(None, "dynamo", "aot"),
-        note=_REPRO,
     )
     repro_level: int = option(
         2,
-        "What is written for a failing graph (1 to 4).",
+        "What is written with repro_after: 1: a script that shows the failure; 2: one that minifies it; 3: that one of "
+        "each graph, before it is compiled; 4: of graphs whose results are wrong, which raise.",
         env=("BOLIDE_REPRO_LEVEL", "TORCHDYNAMO_REPRO_LEVEL"),
         compiled=False,
         choices=(1, 2, 3, 4),
-        note=_REPRO,
     )
     repro_forward_only: bool = option(
         False,
-        "Look at the forward only.",
+        "With repro_after, look at forward graphs only, and compare no gradients.",
         env=("BOLIDE_REPRO_FORWARD_ONLY", "TORCHDYNAMO_REPRO_FORWARD_ONLY"),
         compiled=False,
-        note=_REPRO,
     )
     repro_tolerance: float = option(
         1e-3, "Differences above this, relative to the largest value, count as wrong.", compiled=False
@@ -298,7 +296,7 @@ class DynamoConfig(Config):
         compiled=False,
     )
     same_two_models_use_fp64: bool = option(
-        True, "Compare results by their distance from float64.", compiled=False, note=_REPRO
+        True, "Results that differ are wrong only if they are farther from float64's than eager's are.", compiled=False
     )
 
     # ---- distributed and CUDA

@@ -76,7 +76,7 @@ class State:
 
     def arguments(self) -> list[object]:
         """Copies of the inputs, as leaves, which may be written to."""
-        return _copied(_loaded(self.inputs))
+        return fresh(_loaded(self.inputs))
 
     def size(self) -> tuple[int, ...]:
         """How large it is; a smaller one has fewer calls, or as many and fewer results, and so on."""
@@ -177,7 +177,7 @@ def reductions(calls: int, most: int | None) -> list[Reduction]:
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 
-def _copied(values: Sequence[object]) -> list[object]:
+def fresh(values: Sequence[object]) -> list[object]:
     """Copies of the tensors among `values`, as leaves: with the same strides, and in shared memory where it was."""
     memo: dict[int, object] = {}
 
@@ -210,11 +210,11 @@ class _Recorder(fx.Interpreter):
         if not isinstance(value, Tensor):
             return value if isinstance(value, Number) else None
         if self.folder is None:
-            return _copied([value])[0]
+            return fresh([value])[0]
         stored = Stored(self.folder / f"{name}.pt", tuple(value.shape))
         if not self.written:
             os.makedirs(self.folder, exist_ok=True)
-            torch.save(_copied([value])[0], stored.path)
+            torch.save(fresh([value])[0], stored.path)
         return stored
 
 
@@ -362,7 +362,7 @@ def _resized(state: State, size: int, other: int) -> Iterator[State]:
         part = value.detach()[slices].clone(memory_format=torch.preserve_format)
         return part.requires_grad_(value.requires_grad)
 
-    inputs = tuple([cut(value) for value in _copied(_loaded(state.inputs))])
+    inputs = tuple([cut(value) for value in fresh(_loaded(state.inputs))])
     for multiples in (False, True):
 
         def change(value: object, multiples: bool = multiples) -> object:
