@@ -26,13 +26,17 @@ _LATE = {
         *("aot_function", "aot_module", "aot_module_simplified"),
         *("compiled_function", "compiled_module", "make_boxed_compiler", "make_boxed_func"),
     ),
+    "compile_utils": ("fx_graph_cse", "get_aten_target", "strip_overloads"),
     "compilers": tuple(LATE),
     "foreign": ("default_partition", "min_cut_rematerialization_partition", "draw_graph", "draw_joint_graph"),
+    "fx_minifier": ("minifier",),
 }
 """What is loaded when it is asked for, by module."""
 
 
 def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        return importlib.import_module(f"{__name__}.{name}")
     for module, names in _LATE.items():
         if name in names:
             return getattr(importlib.import_module(f"{__name__}.{module}"), name)

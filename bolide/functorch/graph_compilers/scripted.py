@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
+from torch.fx.node import Argument
 
 from bolide.functorch.aot_autograd import aot_function, make_boxed_compiler
 from bolide.functorch.compile_utils import strip_overloads
@@ -40,6 +42,7 @@ def ts_compile(fx_g: fx.GraphModule, inps: Sequence[object]) -> Callable[..., ob
 def simple_ts_compile(fx_g: fx.GraphModule, inps: Sequence[object]) -> Callable[..., object]:
     """The graph as frozen TorchScript."""
     with _scripting():
+        _type_literals(fx_g)
         strip_overloads(fx_g)
         _type_numbers(fx_g, inps)
         frozen: torch.jit.ScriptModule = torch.jit.freeze(torch.jit.script(fx_g).eval())
@@ -55,6 +58,7 @@ def nnc_jit(f: Callable[..., object]) -> Callable[..., object]:
 def _simplify(graph: fx.GraphModule, inps: Sequence[object]) -> None:
     """Brings a graph into the form that TorchScript knows: operations without overloads, devices by type, numbers
     among its inputs marked as such."""
+    _type_literals(graph)
     strip_overloads(graph)
     for node in graph.graph.find_nodes(op="call_function", target=aten._to_copy):
         if len(node.args) == 1 and set(node.kwargs) == {"dtype"}:
@@ -65,6 +69,22 @@ def _simplify(graph: fx.GraphModule, inps: Sequence[object]) -> None:
         }
     graph.graph.lint()
     _type_numbers(graph, inps)
+
+
+def _type_literals(graph: fx.GraphModule) -> None:
+    """Writes floats where operations take floats: integers will do for those in Python, but not in TorchScript."""
+    for node in graph.graph.nodes:
+        if isinstance(node.target, OpOverload):
+            types = {argument.name: str(argument.type) for argument in node.target._schema.arguments}
+            node.args = tuple(map(_declared, node.args, types.values()))
+            node.kwargs = {name: _declared(value, types[name]) for name, value in node.kwargs.items()}
+
+
+def _declared(value: Argument, kind: str) -> Argument:
+    """A constant as an operation declares it."""
+    if isinstance(value, (list, tuple)) and kind in ("List[float]", "Optional[List[float]]"):
+        return [_declared(item, "float") for item in value]
+    return float(value) if type(value) is int and kind in ("float", "Optional[float]") else value
 
 
 def _type_numbers(graph: fx.GraphModule, inps: Sequence[object]) -> None:

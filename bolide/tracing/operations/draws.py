@@ -113,13 +113,23 @@ def _bernoulli(trace: Recorder, wanted: TensorMeta, p: float | Node) -> Node:
     """1 with probability `p` (a number or a node), in the wanted dtype."""
     _require("bernoulli_", wanted.dtype, p.meta["val"].dtype if isinstance(p, Node) else p)
     if trace.draws_as_eager:
-        return _eagers(trace, aten.bernoulli.Tensor if isinstance(p, Node) else aten.bernoulli.p, wanted, p)
+        return _eagers(trace, aten.bernoulli.Tensor, wanted, p) if isinstance(p, Node) else _trials(trace, wanted, p)
     if isinstance(p, Node):
         low, high = trace.call(aten.ge.Scalar, p, 0), trace.call(aten.le.Scalar, p, 1)
         data.check_node(trace, trace.call(aten.all.default, trace.call(aten.logical_and.default, low, high)))
     node = _draw(trace, rng.rand, wanted.shape)
     op = aten.lt.Tensor if isinstance(p, Node) else aten.lt.Scalar
     return _converted(trace, trace.call(op, node, p), wanted)
+
+
+def _trials(trace: Recorder, wanted: TensorMeta, p: float) -> Node:
+    """Eager's numbers for one probability. It draws in the order of memory, but the functional form gives contiguous
+    results: the memory is drawn, and permuted."""
+    memory = trace.filled(wanted, 0)
+    if memory.target is not aten.permute.default:
+        return trace.call(aten.bernoulli.p, memory, p)  # type: ignore[no-any-return]
+    full, order = memory.args
+    return trace.call(aten.permute.default, trace.call(aten.bernoulli.p, full, p), order)  # type: ignore[no-any-return]
 
 
 def _both_parts(trace: Recorder, wanted: TensorMeta, drawn: Callable[[TensorMeta], Node]) -> Node:
