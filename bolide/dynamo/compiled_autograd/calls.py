@@ -59,8 +59,21 @@ def _refuse_nans(name: str, results: Gradients) -> None:
             raise RuntimeError(f"Function '{name}' returned nan values in its {index}th output.")
 
 
-def accumulate(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The sum of two gradients of one value."""
+def validate_outputs(name: str, outputs: Gradients, metadata: object) -> Gradients:
+    """Gradients in the shape, dtype and on the device of what they are gradients of. Raises what the engine raises
+    where that cannot be; `name` is that of the node that has made them.
+    """
+    try:
+        return FORMULAS["validate_outputs"](outputs, metadata)
+    except RuntimeError as error:
+        said = str(error).replace("[Compiled Autograd Tracing:]", f"Function {name} returned an ")
+        raise RuntimeError(said) from None
+
+
+def accumulate(one: Grad, other: Grad) -> Grad:
+    """The sum of two gradients of one value; either may be missing."""
+    if one is None or other is None:
+        return other if one is None else one
     if one.layout is not torch.strided and other.layout is torch.strided:
         return other + one  # torch adds sparse tensors to dense ones, not the other way round
     return one + other
@@ -169,6 +182,9 @@ def call_backward(context: Context, saved_tensors: Gradients, count: int, *grads
             f"function {cls.__name__}Backward returned an incorrect number of gradients "
             f"(expected {count}, got {len(results)})"
         )
+    for result in results:
+        if not (result is None or isinstance(result, torch.Tensor)):
+            raise RuntimeError(f"expected Variable or None (got {type(result).__name__})")
     return results
 
 

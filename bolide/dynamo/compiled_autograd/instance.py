@@ -107,7 +107,8 @@ class AutogradCompilerInstance:
         """Brings gradients into the shape of what they are gradients of, as the engine does behind every node."""
         if not outputs:
             return []
-        return self._items(self._record(_formula(fn_name), outputs, *args), outputs)
+        assert _formula(fn_name) is _formula("validate_outputs")
+        return self._items(self._record(calls.validate_outputs, self.names[-1], outputs, *args), outputs)
 
     def accumulate(self, old_var: torch.Tensor, new_var: torch.Tensor) -> torch.Tensor:
         """Two gradients of one value."""
