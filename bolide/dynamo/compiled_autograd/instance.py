@@ -12,7 +12,7 @@ from typing import cast
 import torch
 import torch.fx as fx
 
-from bolide.dynamo.compiled_autograd import calls, order
+from bolide.dynamo.compiled_autograd import calls, engine, order
 from bolide.dynamo.compiled_autograd.calls import FORMULAS, Formula, Grad
 from bolide.dynamo.compiled_autograd.running import Running
 from bolide.support import events
@@ -54,7 +54,8 @@ class AutogradCompilerInstance:
         self.sums: dict[fx.Node, list[fx.Node]] = {}  # of gradients, and what they are sums of
         self.contexts: list[int] = []  # where custom functions' are among the hooks
         self.lists: dict[str, fx.Node] = {}
-        self.wanted = order.engine_order()
+        self.roots, ends = engine.ends()
+        self.edges = order.edges(self.roots, ends)  # of autograd's graph
         self.recording = contextlib.ExitStack()  # zeros that C++ makes in place of missing gradients are recorded
 
     # ---- what comes from outside ----------------------------------------------------------------------------------
@@ -203,11 +204,12 @@ class AutogradCompilerInstance:
         """Nothing more is recorded."""
         self.recording.close()
         self.trace.release()
-        self.wanted.clear()
+        self.edges.clear()
+        self.roots.clear()
 
     def _order_as_engine(self) -> None:
         """Puts the calls, and sums of gradients, into the engine's order, if that is known."""
-        place = order.positions(self.wanted, self.names)
+        place = order.positions(self.roots, self.edges, self.names)
         if place is None:
             return
         for total, parts in self.sums.items():
@@ -217,6 +219,10 @@ class AutogradCompilerInstance:
                 value = self._record(calls.accumulate, value, part)
                 value.meta.update(part.meta)
             total.replace_all_uses_with(value)
+            while total.target is calls.accumulate and not total.users:  # the sums that it was made of
+                before = cast(fx.Node, total.args[0])
+                self.graph.erase_node(total)
+                total = before
         order.rearrange(self.graph, _call_of, place)
 
     def _remove_dead(self) -> None:

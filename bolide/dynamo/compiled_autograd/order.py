@@ -4,55 +4,96 @@ another one, in which gradients would be accumulated, and hooks be called, late.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-import torch
 import torch.fx as fx
 from torch.autograd.graph import Node as GradNode
 
-
-def engine_order() -> list[GradNode]:
-    """The nodes as the engine would run them; none where it does not tell (it uses several threads)."""
-    try:
-        return list(torch._C._current_graph_task_execution_order())  # type: ignore[attr-defined]
-    except RuntimeError:
-        return []
+from bolide.tracing.tensor import nodes_behind
 
 
-def positions(wanted: Sequence[GradNode], names: Sequence[str]) -> dict[int, int] | None:
-    """When each call, in the order in which calls are handed over, would have been made by the engine: the position in
-    `wanted`. `names` are those of the calls; the first one is the root, which is not in `wanted`.
+class Ready:
+    """A node that may run, in the engine's queue, which is a heap: the newest node is the first."""
 
-    The hook visits nodes from a stack, as soon as all that lead to them are visited. Several roots are found by their
-    names. None if the calls are not those of `wanted`.
-    """
-    place = {node: index for index, node in enumerate(wanted)}
-    if len(place) != len(names) - 1:
-        return None
-    following = {node: [to for to, _ in node.next_functions if to in place] for node in wanted}
-    waiting = dict.fromkeys(wanted, 0)
-    for nodes in following.values():
+    def __init__(self, node: GradNode) -> None:
+        self.node = node
+        self.age = -node._sequence_nr()
+
+    def __lt__(self, other: Ready) -> bool:
+        return self.age < other.age
+
+
+def visits(
+    roots: Sequence[GradNode],
+    following: Mapping[GradNode, Sequence[GradNode]],
+    put: Callable[[GradNode], None],
+    take: Callable[[], GradNode | None],
+) -> Iterator[GradNode]:
+    """The nodes, in the order in which they are taken from where they are put as soon as all that lead to them have
+    been visited."""
+    waiting = Counter(itertools.chain(roots, *following.values()))
+
+    def arrive(nodes: Iterable[GradNode]) -> None:
         for node in nodes:
-            waiting[node] += 1
-    roots = [node for node in wanted if not waiting[node]]
-    stack: list[GradNode] = []
-    found = {0: -1}
-    for call, name in enumerate(names[1:], 1):
-        if not stack:
-            root = next((node for node in roots if node.name() == name), None)
-            if root is None:
-                return None
-            roots.remove(root)
-            stack.append(root)
-        node = stack.pop()
-        if node.name() != name:
-            return None
-        found[call] = place[node]
-        for each in following[node]:
-            waiting[each] -= 1
-            if not waiting[each]:
-                stack.append(each)
+            waiting[node] -= 1
+            if not waiting[node]:
+                put(node)
+
+    arrive(roots)
+    while (node := take()) is not None:
+        yield node
+        arrive(following[node])
+
+
+def edges(roots: Sequence[GradNode], inputs: Sequence[GradNode]) -> dict[GradNode, list[GradNode]]:
+    """The nodes of a pass from `roots`, and where each leads to. With `inputs` only what leads to them."""
+    following = {node: [to for to, _ in node.next_functions if to is not None] for node in nodes_behind(roots)}
+    if not inputs:
+        return following
+    before: dict[GradNode, list[GradNode]] = {node: [] for node in following}
+    for node, nodes in following.items():
+        for to in nodes:
+            before[to].append(node)
+    needed = reached([node for node in inputs if node in before], before)
+    return {node: [to for to in nodes if to in needed] for node, nodes in following.items() if node in needed}
+
+
+def reached(start: Iterable[GradNode], following: Mapping[GradNode, Sequence[GradNode]]) -> set[GradNode]:
+    """All that one comes to from the nodes of `start`, these included."""
+    found = set(start)
+    waiting = [*found]
+    while waiting:
+        fresh = set(following[waiting.pop()]) - found
+        found |= fresh
+        waiting += fresh
     return found
+
+
+def positions(
+    roots: Sequence[GradNode], following: Mapping[GradNode, Sequence[GradNode]], names: Sequence[str]
+) -> dict[int, int] | None:
+    """When each call, in the order in which calls are handed over, would have been made by the engine. `names` are
+    those of the calls; the first one begins the pass. The hook takes nodes from a stack.
+
+    None if the calls are not those of this pass.
+    """
+    roots = [root for root in roots if root in following]
+    heap: list[Ready] = []
+    ready = visits(
+        roots,
+        following,
+        lambda node: heapq.heappush(heap, Ready(node)),
+        lambda: heapq.heappop(heap).node if heap else None,
+    )
+    place = {node: index for index, node in enumerate(ready)}
+    stack: list[GradNode] = []
+    handed = list(visits(roots, following, stack.append, lambda: stack.pop() if stack else None))
+    if [node.name() for node in handed] != [*names[1:]]:
+        return None
+    return {0: -1} | {call: place[node] for call, node in enumerate(handed, 1)}
 
 
 def rearrange(graph: fx.Graph, call_of: Callable[[fx.Node], int], place: dict[int, int]) -> None:

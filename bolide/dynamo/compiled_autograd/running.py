@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from bolide.dynamo.compiled_autograd import callbacks
+from bolide.dynamo.compiled_autograd import engine
 from bolide.dynamo.compiled_autograd.calls import Context, Real
 
 
@@ -50,9 +50,9 @@ class Running:
         checks = torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled()
         leaves = [tensor for tensor in inputs if tensor.is_leaf and tensor.requires_grad] if checks else []
         try:
-            with callbacks.queue():
+            with engine.queue():
                 results = list(compiled(inputs, *numbers, called, packed))
-                callbacks.run()
+                engine.call_back()
         finally:
             torch._C._dynamo.compiled_autograd.set_autograd_compiler(*before)
             region.entered -= 1

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from bolide.dynamo.compiled_autograd import callbacks
+from bolide.dynamo.compiled_autograd import engine
 from bolide.dynamo.compiled_autograd.instance import AutogradCompilerInstance, CompilerFn, counters
 from bolide.dynamo.compiled_autograd.running import region
 from bolide.support import log
@@ -53,7 +53,7 @@ def _put(factory: Callable[[], AutogradCompilerInstance] | None, dynamic: bool) 
     before = _cpp.set_autograd_compiler(factory, dynamic)  # type: ignore[arg-type]
     was, state.enabled = state.enabled, factory is not None
     if factory is not None:
-        callbacks.install()
+        engine.install()
         verbose = log.artifact("compiled_autograd_verbose")
         _cpp.set_verbose_logger(verbose if verbose.isEnabledFor(logging.DEBUG) else None)  # type: ignore[arg-type]
     try:
@@ -62,7 +62,7 @@ def _put(factory: Callable[[], AutogradCompilerInstance] | None, dynamic: bool) 
         _cpp.set_autograd_compiler(*before)
         state.enabled = was
         if not was:
-            callbacks.uninstall()
+            engine.uninstall()
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ def reset() -> None:
     _cpp.set_autograd_compiler(None, False)
     _cpp.set_verbose_logger(None)
     state.enabled = False
-    callbacks.uninstall()
+    engine.uninstall()
     _forget()
 
 
