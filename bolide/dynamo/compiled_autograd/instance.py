@@ -185,9 +185,8 @@ class AutogradCompilerInstance:
     def end_capture(self, outputs: Grads) -> tuple[Running, Call]:
         """The function that runs the backward pass, and the compiled graph that it is given at each call."""
         self.recording.close()
-        results = mapped(outputs, self._node)
+        self.graph.output(mapped(outputs, self._node))
         self._order_as_engine()
-        self.graph.output(results)
         self._remove_dead()
         for node in self.graph.nodes:  # stand-ins, which end with the capture
             node.meta.pop("val", None)

@@ -99,7 +99,7 @@ def positions(
 def rearrange(graph: fx.Graph, call_of: Callable[[fx.Node], int], place: dict[int, int]) -> None:
     """Sort the nodes by the place of the call that they belong to (-1: first); the order within a call stays."""
     place = {**place, -1: -2}
-    nodes = [node for node in graph.nodes if node.op != "placeholder"]
+    nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
     anchor = graph.find_nodes(op="placeholder")[-1]
     for node in sorted(nodes, key=lambda node: place[call_of(node)]):
         anchor.append(node)
