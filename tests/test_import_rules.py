@@ -50,7 +50,7 @@ HEAVY = ("llvmlite", "scipy", "torch._decomp", "torch._numpy")
 """Imported inside functions, when first needed: importing bolide stays fast."""
 
 RARE = ("cProfile", "pstats", "bolide.dynamo.compiled_autograd", "bolide.inductor.search", "bolide.functorch.mincut")
-RARE += ("bolide.debug.repro",)
+RARE += ("bolide.debug.repro", "bolide.functorch.budget")
 SECOND = ("bolide.inductor.runtime.native",)
 """What a graph needs only when it has run some times."""
 LATE = tuple(f"{name}." for name in (*HEAVY, *RARE, *SECOND))

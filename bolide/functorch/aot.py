@@ -13,6 +13,7 @@ import torch
 import torch.fx as fx
 
 from bolide.functorch.compilers import interpret
+from bolide.functorch.config import config
 from bolide.functorch.graphs import (
     GraphCompiler,
     GraphInfo,
@@ -188,6 +189,15 @@ def _compile_training(trace: Trace, signature: Signature, request: _Request) -> 
     return differentiable(forward, backward, crossing, apart, anchored)
 
 
+def _partitioned(joint: Joint, strategy: Strategy) -> Partition:
+    budget = config.activation_memory_budget
+    if strategy != "min_cut" or budget == 1:
+        return partition(joint, strategy)
+    from bolide.functorch.budget import partition_within
+
+    return partition_within(joint, budget)
+
+
 def _differentiated(
     trace: Trace, signature: Signature, request: _Request, derivable: bool
 ) -> tuple[Joint, Tape | None, Partition]:
@@ -201,7 +211,7 @@ def _differentiated(
     if not request.plain:
         split_norms(joint.graph, forward_nodes(joint), trace.shapes if trace.has_symbols else None)
     run_passes(joint.graph, request.name)
-    parts = partition(joint, request.strategy)
+    parts = _partitioned(joint, request.strategy)
     if events.subscribers:
         values = saved_values(parts.saved)
         detail = {"nodes": len(joint.graph.nodes), "saved bytes": sum(v.bytes for v in values), "saved": values}

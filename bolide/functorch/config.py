@@ -42,9 +42,15 @@ class FunctorchConfig(Config):
     treat_parameters_as_free_to_save: bool = option(True, "Keeping a parameter costs nothing.", note=_ALWAYS)
     recompute_views: bool = option(False, "Views are computed again.", note=_ALWAYS)
     aggressive_recomputation: bool = option(False, "Compute again whatever may be.", note=_COST)
-    activation_memory_budget: float = option(1.0, "The share of memory that the forward may keep.", note=_COST)
-    activation_memory_budget_runtime_estimator: str = option("flops", "What measures work for that.", note=_COST)
-    activation_memory_budget_solver: str = option("dp", "What chooses for that.", note=_COST)
+    activation_memory_budget: float = option(
+        1.0, "The share of the bytes kept for the backward that may be kept; the rest is computed again."
+    )
+    activation_memory_budget_runtime_estimator: str = option(
+        "flops", "What measures work for that.", note="always formulas, see activation-memory.md"
+    )
+    activation_memory_budget_solver: str = option(
+        "dp", "What chooses for that.", note="always minimum cuts, see activation-memory.md"
+    )
     ban_recompute_used_far_apart: bool = option(True, "Keep what is needed much later.", note=_COST)
     ban_recompute_long_fusible_chains: bool = option(True, "Keep ends of long chains.", note=_COST)
     ban_recompute_materialized_backward: bool = option(True, "Keep what the backward must store.", note=_COST)

@@ -16,6 +16,8 @@ import torch
 import torch.fx as fx
 from torch.fx.passes.shape_prop import TensorMetadata
 
+from bolide.functorch.budget import partition_within
+from bolide.functorch.config import config
 from bolide.functorch.graph_compilers.drawing import draw_graph
 from bolide.functorch.graphs import (
     aten,
@@ -264,7 +266,11 @@ def _partitioned(
     inputs = sum("tangents" not in str(slot.target) for slot in slots)
     writes = graph.find_nodes(op="call_function", target=aten.copy_.default)
     written = frozenset(at for at, slot in enumerate(slots) if any(write.args[0] is slot for write in writes))
-    parts = partition(Joint(graph, inputs, outputs, written), strategy, recomputable)
+    joint, budget = Joint(graph, inputs, outputs, written), config.activation_memory_budget
+    if strategy == "min_cut" and budget < 1:
+        parts = partition_within(joint, budget, recomputable)
+    else:
+        parts = partition(joint, strategy, recomputable)
     pool = [*placeholders(parts.forward), *results(parts.forward)]
     give(parts.forward, [*pool[inputs : inputs + outputs], *(pool[at] for at in parts.saved_at)])
     slots = placeholders(parts.backward)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.fx as fx
@@ -91,13 +91,17 @@ def partition(joint: Joint, strategy: Strategy = "min_cut", recomputable: Contai
     if callable(strategy):
         return strategy(joint)
     needs = analyse(joint, recomputable)
-    saved = read_by_backward(needs)
-    traffic = sum(_price_of_saving(node, needs) for node in saved)
-    if strategy == "min_cut" and possible_gain(needs, saved) > _WORTH_A_CUT * traffic:
-        cut = cheapest_cut(needs)
-        if saved_bytes(cut) <= 1.01 * saved_bytes(saved):
-            saved = cut
-    return _split(joint, needs, saved)
+    return split(joint, needs, read_by_backward(needs) if strategy == "default" else cheapest(needs))
+
+
+def cheapest(needs: Needs) -> list[fx.Node]:
+    """The values whose saving costs the least time, but no more bytes than the default choice."""
+    default = read_by_backward(needs)
+    traffic = sum(price_of_saving(node, needs) for node in default)
+    if possible_gain(needs, default) <= _WORTH_A_CUT * traffic:
+        return default
+    saved = cut(needs).saved
+    return saved if saved_bytes(saved) <= 1.01 * saved_bytes(default) else default
 
 
 def saved_bytes(saved: Iterable[fx.Node]) -> int:
@@ -114,7 +118,8 @@ class Needs:
     reads directly; `readers`: the nodes of the backward that depend on tangents; `in_forward`: nodes that the forward
     computes in any case; `backward_only`: candidates that it does not compute, but could save; `visible`: its results;
     `checkpointed`: nodes that the program wants computed again; `held`: those that code of the program's is given in
-    the backward, which may write to this very memory; `recomputable`: see `partition`.
+    the backward, which may write to this very memory; `recomputable`: see `partition`; `again`: what computing a node
+    once more costs, as `cost.recompute` says it.
     """
 
     candidates: list[fx.Node]
@@ -126,6 +131,7 @@ class Needs:
     checkpointed: set[fx.Node]
     held: set[fx.Node]
     recomputable: Container[object] | None = None
+    again: Callable[[fx.Node], float] = recompute
 
     def savable(self, node: fx.Node) -> bool:
         """Views are never saved (what they look at is), nor are tuples (their items are), constants (they are there),
@@ -211,43 +217,52 @@ def possible_gain(needs: Needs, saved: list[fx.Node]) -> float:
     A saved value can be computed again instead: that gains at most the difference of the two prices. Or what only the
     backward computes is saved in place of the values that it is made of.
     """
-    price = {node: _price_of_saving(node, needs) if node.op != "placeholder" else 0.0 for node in saved}
+    price = {node: price_of_saving(node, needs) if node.op != "placeholder" else 0.0 for node in saved}
     gain = 0.0
     parts_of: dict[fx.Node, frozenset[fx.Node]] = {}
     for node in needs.candidates:
         if node in price:
             parts_of[node] = frozenset([node])
             if price[node] and _may_run_in_backward(node, needs):
-                gain += max(0.0, price[node] - sum(_price_of_again(step, needs) for step in {node, maker(node)}))
+                gain += max(0.0, price[node] - sum(price_of_again(step, needs) for step in {node, maker(node)}))
         else:
             parts_of[node] = frozenset().union(*[parts_of[source] for source in node.all_input_nodes])
             if node in needs.backward_only:
-                gain += max(0.0, sum(price[part] for part in parts_of[node]) - _price_of_saving(node, needs))
+                gain += max(0.0, sum(price[part] for part in parts_of[node]) - price_of_saving(node, needs))
     return gain
 
 
-def cheapest_cut(needs: Needs) -> list[fx.Node]:
-    """The values on the minimum cut."""
+class Cut(NamedTuple):
+    """The values that are `saved`, and those of the forward that the backward computes `again`."""
+
+    saved: list[fx.Node]
+    again: list[fx.Node]
+
+
+def cut(needs: Needs, saving: Callable[[fx.Node], float] | None = None) -> Cut:
+    """The minimum cut. `saving`: the price of saving a value (None: `price_of_saving`)."""
+    saving = saving or (lambda node: price_of_saving(node, needs))
     if not needs.demanded:
-        return []
+        return Cut([], [])
     from bolide.functorch.mincut import minimum_cut
 
     source, sink = 0, 1
     number = {node: 2 * index + 2 for index, node in enumerate(needs.candidates)}
     edges: list[tuple[int, int, float]] = []
     for node, entry in number.items():
-        edges.append((entry, entry + 1, _price_of_saving(node, needs) if needs.savable(node) else INFINITE))
-        again = _price_of_again(node, needs) if _may_run_in_backward(node, needs) else INFINITE
+        edges.append((entry, entry + 1, saving(node) if needs.savable(node) else INFINITE))
+        again = price_of_again(node, needs) if _may_run_in_backward(node, needs) else INFINITE
         if again:
             edges.append((source, entry, again))
         if node in needs.demanded:
             edges.append((entry + 1, sink, INFINITE))
         edges.extend((number[input_node] + 1, entry, INFINITE) for input_node in node.all_input_nodes)
     reached = minimum_cut(2 * len(number) + 2, edges, source, sink)
-    return [node for node, entry in number.items() if reached[entry] and not reached[entry + 1]]
+    saved = [node for node, entry in number.items() if reached[entry] and not reached[entry + 1]]
+    return Cut(saved, [node for node, entry in number.items() if not reached[entry] and node in needs.in_forward])
 
 
-def _price_of_saving(node: fx.Node, needs: Needs) -> float:
+def price_of_saving(node: fx.Node, needs: Needs) -> float:
     """Reading the value back, and writing it if the forward does not anyway. Inputs cost next to nothing, but a cut
     through them should still be a small one.
     """
@@ -267,25 +282,26 @@ def _may_run_in_backward(node: fx.Node, needs: Needs) -> bool:
     if node not in needs.in_forward or node in needs.checkpointed:
         return True
     if needs.recomputable is None or is_view(node) or is_size(node):
-        return recompute(node) < NEVER
+        return needs.again(node) < NEVER
     target: Any = maker(node).target
     return target in needs.recomputable or getattr(target, "overloadpacket", None) in needs.recomputable
 
 
-def _price_of_again(node: fx.Node, needs: Needs) -> float:
+def price_of_again(node: fx.Node, needs: Needs) -> float:
     """The arithmetic, and the traffic if the backward needs the value in memory. Zero for what only the backward wants:
     that is computed once wherever it happens.
     """
     if node not in needs.in_forward or "region" in node.meta:
         return 0.0
     in_memory = is_tensor(node) and not is_view(node) and is_read_by_extern(node, needs.readers)
-    return recompute(node) + (2.0 * node_bytes(node) if in_memory else 0.0)
+    return needs.again(node) + (2.0 * node_bytes(node) if in_memory else 0.0)
 
 
 # ---- two graphs out of one -----------------------------------------------------------------------------------------
 
 
-def _split(joint: Joint, needs: Needs, saved: list[fx.Node]) -> Partition:
+def split(joint: Joint, needs: Needs, saved: list[fx.Node], late: bool = False) -> Partition:
+    """The two graphs where these values are saved. `late`: what is computed again lives as short as it can."""
     graph = joint.graph
     flat, slots = results(graph), placeholders(graph)
     inputs, tangents = slots[: joint.inputs], slots[joint.inputs :]
@@ -310,7 +326,7 @@ def _split(joint: Joint, needs: Needs, saved: list[fx.Node]) -> Partition:
     others = [node for node in effects if node.target is not aten.copy_.default]
     forward = extract(graph, inputs, values[len(inputs) :], writes, others)
     backward = extract(graph, [*saved, *tangents], flat[joint.outputs :], [])
-    if needs.checkpointed:
+    if needs.checkpointed or late:
         delay(backward, len(saved))
     return Partition(forward, backward, tuple(saved), tuple(saved_at))
 
