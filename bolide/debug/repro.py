@@ -55,6 +55,7 @@ from bolide.support import log
 from bolide.support.config import Config
 from bolide.support.errors import CompileError
 from bolide.tracing.graph import Handle
+from bolide.tracing.numbers.data import binds
 
 Command = Literal["run", "minify"]
 Compiler = Callable[..., Any]
@@ -89,6 +90,8 @@ class Repro:
 
     def script(self, command: Command) -> str:
         """The script, which does `command` when it is run. Raises Unwritable."""
+        if isinstance(self.trial, Graphs) and any(map(binds, self.graph.graph.nodes)):
+            raise Unwritable("a size, or a number, is data")
         imports, forward = _code(self.graph)
         constants = [f"        self.{name} = {_constant(value)}" for name, value in constants_of(self.graph).items()]
         inputs = [f"    {_slot(slot)}," for slot in self.slots]
@@ -389,12 +392,17 @@ def _watched_graph(compiler: GraphCompiler, name: str, graph: fx.GraphModule, in
     def checked(inputs: list[object]) -> object:
         kept = fresh([value.detach() if isinstance(value, Tensor) else value for value in inputs])
         writes, before = list(inputs), RandomState.now()
-        given = fresh(kept)
-        with torch.no_grad():
-            wanted = [*untouched(*given), *given]
-        before.restore()
-        outputs = run(inputs)
-        differs = different(wanted, [*outputs, *writes], lambda: exactly(untouched, kept, False))
+        outputs: Sequence[object] = run(inputs)
+        after = RandomState.now()
+
+        def eager() -> list[object]:
+            before.restore()
+            given = fresh(kept)
+            with torch.no_grad():
+                return [*untouched(*given), *given]
+
+        differs = different(eager(), [*outputs, *writes], eager, lambda: exactly(untouched, kept, False))
+        after.restore()
         if differs is not None:
             report(differs, kept)
             raise CompileError("accuracy", name, AssertionError(differs))
@@ -435,8 +443,11 @@ def _watched_calls(
             report(f"{type(error).__name__}: {error}")
         raise
     if level == 4:
-        wanted = outcome(lambda given: untouched(*given), values, gradients)
-        differs = different(wanted, actual, lambda: exactly(untouched, values, gradients))
+
+        def eager() -> list[object]:
+            return outcome(lambda given: untouched(*given), values, gradients)
+
+        differs = different(eager(), actual, eager, lambda: exactly(untouched, values, gradients))
         if differs is not None:
             report(differs)
             raise AssertionError(differs)

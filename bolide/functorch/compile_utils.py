@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 from bolide.functorch.passes.simplify import key_of
 
 _IN_PLACE = "iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor setitem delitem"
-_WRITING = {getattr(operator, name) for name in _IN_PLACE.split()}
+WRITING = {getattr(operator, name) for name in _IN_PLACE.split()}
+"""Python's operators that write to their first argument."""
 
 
 def get_aten_target(node: fx.Node) -> object:
@@ -59,7 +60,7 @@ def writes(node: fx.Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
     asked = node.kwargs.get("out") is not None or node.kwargs.get("inplace") is True
-    return asked or node.target in _WRITING or any(map(_writes_first, _overloads(node)))
+    return asked or node.target in WRITING or any(map(_writes_first, _overloads(node)))
 
 
 def _writes_first(overload: OpOverload) -> bool:
