@@ -237,16 +237,15 @@ def recorded(
 # ---- parts of a graph ------------------------------------------------------------------------------------------------
 
 
-def _needed(
-    state: State, results: Iterable[object], ends: Collection[fx.Node] = (), kept: Iterable[fx.Node] = ()
-) -> set[fx.Node]:
-    """What the results, what has effects and what is `kept` are computed from; nothing behind `ends`."""
-    effects = [node for node in state.calls if writes(node) or (node.op == "call_function" and node.is_impure())]
-    start = [node for node in (*results, *effects, *kept) if isinstance(node, fx.Node)]
-    return closure(
-        [node for node in start if node not in ends or node in results],
-        lambda node: () if node in ends else node.all_input_nodes,
-    )
+def _needed(results: Iterable[object], calls: Iterable[fx.Node], ends: Collection[fx.Node] = ()) -> set[fx.Node]:
+    """What the results, and those of the `calls` that have effects, are computed from; nothing behind `ends`."""
+    effects = [node for node in calls if node not in ends and _has_effect(node)]
+    start = [node for node in (*results, *effects) if isinstance(node, fx.Node)]
+    return closure(start, lambda node: () if node in ends else node.all_input_nodes)
+
+
+def _has_effect(node: fx.Node) -> bool:
+    return writes(node) or (node.op == "call_function" and node.is_impure())
 
 
 def _part(
@@ -254,19 +253,21 @@ def _part(
     results: Sequence[object] | None = None,
     replaced: Mapping[fx.Node, object] | None = None,
     kept: Iterable[fx.Node] | None = None,
+    calls: Sequence[fx.Node] | None = None,
 ) -> State:
     """The part of a graph that computes `results` (None: as before), without what nothing needs any more.
 
     `replaced`: nodes that become inputs of these values, or numbers. `kept`: what stays although nothing needs it
-    (None: what nothing has needed before).
+    (None: what nothing has needed before). `calls`: those of which the effects are wanted (None: all).
     """
-    replaced = replaced or {}
+    replaced, calls = replaced or {}, state.calls if calls is None else calls
     returned: Any = state.graph.output_node().args[0] if results is None else tuple(results)
     results = state.results if results is None else results
     if kept is None:
-        alive = _needed(state, state.results)
-        kept = [node for node in state.graph.nodes if node not in alive and node.op != "output"]
-    needed = _needed(state, results, replaced.keys(), kept)
+        alive = _needed(state.results, state.calls)
+        kept = [node for node in (*state.placeholders, *calls) if node not in alive]
+    unreplaced = [node for node in kept if node not in replaced]
+    needed = _needed([*results, *unreplaced], calls, replaced.keys())
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}
     inputs = []
@@ -301,7 +302,7 @@ def _tensors(state: State, node: fx.Node) -> Iterator[fx.Node]:
 
 def without_unused(state: State) -> Iterator[State]:
     """Without dead code and unused inputs; without one of them."""
-    alive = _needed(state, state.results)
+    alive = _needed(state.results, state.calls)
     unused = [node for node in state.placeholders if node not in alive]
     dead = [node for node in state.calls if node not in alive]
     for kept in ([], unused, dead):
@@ -314,11 +315,11 @@ def consolidated(state: State) -> Iterator[State]:
 
 
 def truncated(state: State, size: int) -> Iterator[State]:
-    """With an earlier value as the result: each `size`-th."""
-    for node in state.calls[size - 1 :: size]:
-        values = list(_tensors(state, node))
+    """With an earlier value as the result, each `size`-th, and without the effects of what follows it."""
+    for end in range(size, len(state.calls) + 1, size):
+        values = list(_tensors(state, state.calls[end - 1]))
         if values:
-            yield _part(state, values)
+            yield _part(state, values, calls=state.calls[:end])
 
 
 def replaced(state: State, size: int) -> Iterator[State]:
@@ -344,7 +345,10 @@ def fewer_results(state: State, size: int) -> Iterator[State]:
 
 
 def smaller_sizes(state: State) -> Iterator[State]:
-    """With another number in place of a size of the inputs, wherever it is; those that run."""
+    """With another number in place of a size of the inputs, wherever it is; those that run. Not with operations that
+    do not check sizes: they would read, and write, other memory."""
+    if any(word in str(node.target) for node in state.calls for word in _UNCHECKED):
+        return
     shapes = [value.shape for value in state.inputs if isinstance(value, (Tensor, Stored))]
     for size in sorted({size for shape in shapes for size in shape if size > 1}, reverse=True):
         for other in dict.fromkeys((1, 2, size // 2)):
@@ -384,6 +388,7 @@ def _resized(state: State, size: int, other: int) -> Iterator[State]:
             continue
 
 
+_UNCHECKED = ("mkldnn", "rnn_layer", "recurrent")
 _OF_SIZES = ("val", "tensor_meta", "example_value")
 
 

@@ -143,6 +143,32 @@ def test_writes_stay_where_they_are_needed() -> None:
     assert len(calls(small)) == 1 and writes_to_input(small, left)
 
 
+def test_effects_that_follow_are_dropped() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        new = y + 1
+        y.copy_(new)
+        return x.sin() * 2
+
+    inputs = [torch.randn(3), torch.randn(3)]
+    small, _ = minifier(make_fx(f)(*inputs), inputs, has(aten.add.Tensor))
+    assert calls(small) == [aten.add.Tensor]
+
+
+def test_sizes_are_left_where_nobody_checks_them() -> None:
+    layer, x = nn.LSTM(4, 8), torch.randn(5, 2, 4)
+    state = torch.zeros(1, 2, 8)
+    shape = (False, [], 2, 8, 1, True, False, False, True)
+
+    def f(x: Tensor, *weights: Tensor) -> Tensor:
+        return torch.mkldnn_rnn_layer(x, *weights, state[0], state[0], *shape)[0].sum() * 2
+
+    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    weights = [getattr(layer, name).detach() for name in names]
+    gm = make_fx(f)(x, *weights)
+    small, left = minifier(gm, [x, *weights], has(aten.mkldnn_rnn_layer.default))
+    assert calls(small)[0] is aten.mkldnn_rnn_layer.default and left[0].shape == x.shape
+
+
 def test_dead_code_and_unused_inputs_stay_where_they_are_needed() -> None:
     gm = fx.symbolic_trace(lambda x, y: (x.sin(), x.cos() + 1)[1] * 2)
     for fails, dead, left in (

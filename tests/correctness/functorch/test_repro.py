@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import runpy
 import sys
 from collections.abc import Callable
@@ -326,7 +327,34 @@ def test_graphs_that_are_no_text(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         repro.Repro("a module", gm, [TensorSlot((2,), (1,), torch.float32)], Calls("eager")).script("run")
 
 
+def test_sizes_that_are_data_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(8)
+    with reporting(tmp_path, level=3):
+        assert torch.equal(bolide.compile(lambda x: x[x > 0].exp())(x), x[x > 0].exp())
+    assert "a size, or a number, is data" in caplog.text and not scripts(tmp_path)
+
+
 # ---- graphs of torch's functions
+
+
+def test_writes_in_graphs_are_the_same_in_scripts() -> None:
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    graph.call_function(operator.setitem, (x, 0, y))
+    for function in (operator.iadd, operator.imul, operator.itruediv):
+        x = graph.call_function(function, (x, y))
+    full = graph.call_function(torch.full, ([2, 3], 1.0), {"device": torch.device("cpu"), "dtype": torch.float64})
+    graph.call_method("add_", (x, full))
+    graph.output((x, graph.call_function(torch.clone, (y,), {"memory_format": torch.preserve_format})))
+    gm = fx.GraphModule({}, graph)
+    slots = [TensorSlot((2, 3), (3, 1), torch.float64), TensorSlot((3,), (1,), torch.float64)]
+    namespace: dict[str, Any] = {"__name__": "script"}
+    exec(repro.Repro("writes", gm, slots, Calls("eager")).script("run"), namespace)
+    again = repro.traced(namespace["Repro"]())
+    assert [node.target for node in again.graph.nodes] == [node.target for node in graph.nodes]
+    ours, theirs = made(slots, 3), made(slots, 3)
+    torch.testing.assert_close(again(*ours), gm(*theirs))
+    torch.testing.assert_close(ours, theirs)
 
 
 def called(gm: fx.GraphModule) -> set[str]:
@@ -406,7 +434,9 @@ def test_backends_that_are_right(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         bolide.compile(model, backend=wrong_gradients)(tokens)
     with reporting(tmp_path, "aot", 4):
         bolide.compile(model)(tokens)[0].backward()
-    assert not scripts(tmp_path) and not caplog.text
+        layer = nn.LSTM(4, 8)  # whose workspace is not determined
+        bolide.compile(lambda x: layer(x)[0].sum())(torch.randn(5, 2, 4)).backward()
+    assert not scripts(tmp_path) and "script" not in caplog.text
 
 
 # ---- what counts as a failure
