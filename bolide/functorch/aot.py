@@ -25,11 +25,11 @@ from bolide.functorch.graphs import (
     results,
 )
 from bolide.functorch.joint import finish_inference, finish_joint, tangent_meta
-from bolide.functorch.memory import saved_values
 from bolide.functorch.partitioners import Joint, Partition, Strategy, forward_nodes, partition
 from bolide.functorch.passes import INFERENCE_PASSES, PASSES, Pass, run_passes
 from bolide.functorch.passes.freezing import Frozen, freeze, split_constants
 from bolide.functorch.passes.norms import split_norms
+from bolide.functorch.runtime.memory import saved_values
 from bolide.functorch.runtime.missing import with_presence, without_tangents
 from bolide.functorch.runtime.second import Tape, in_eager, second_order, tape_of
 from bolide.functorch.runtime.underived import with_history, without_underived

@@ -13,10 +13,10 @@ from bolide.functorch import interpret
 from bolide.functorch.cost import INFINITE
 from bolide.functorch.graphs import GraphInfo, placeholders, results
 from bolide.functorch.joint import finish_inference, finish_joint
-from bolide.functorch.memory import saved_values
 from bolide.functorch.mincut import minimum_cut
 from bolide.functorch.partitioners import Joint, analyse, partition, possible_gain, read_by_backward, saved_bytes
 from bolide.functorch.passes import INFERENCE_PASSES, run_passes
+from bolide.functorch.runtime.memory import saved_values
 from bolide.functorch.runtime.missing import without_tangents
 from bolide.functorch.signature import describe
 from bolide.inductor.lowering import LOWERINGS
