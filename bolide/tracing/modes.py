@@ -113,6 +113,32 @@ def saved_tensor_hooks() -> Any:
     return _native._autograd._top_saved_tensors_default_hooks(False)
 
 
+class _Uncaptured:
+    """While a thread is inside, no backward pass is captured from the engine. That is a matter of the whole process:
+    the first thread that comes switches it off, the last that goes puts back what was there."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.inside = 0
+        self.before: tuple[object, bool] = (None, False)
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.inside:
+                self.before = _native._dynamo.compiled_autograd.set_autograd_compiler(None, False)
+            self.inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                _native._dynamo.compiled_autograd.set_autograd_compiler(*self.before)
+                self.before = (None, False)
+
+
+uncaptured = _Uncaptured()
+
+
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """For the time of compiling. Hooks of saved tensors are put aside: they are for what the compiled program will
@@ -123,12 +149,10 @@ def undisturbed() -> Iterator[None]:
     while (pair := saved_tensor_hooks()) is not None:
         aside.append(pair)
         _native._autograd._pop_saved_tensors_default_hooks()
-    capturing = _native._dynamo.compiled_autograd.set_autograd_compiler(None, False)
     try:
-        with handlers_apart():
+        with handlers_apart(), uncaptured:
             yield
     finally:
-        _native._dynamo.compiled_autograd.set_autograd_compiler(*capturing)
         while _native._len_torch_dispatch_stack() > dispatch:
             _native._pop_torch_dispatch_stack(None)
         while _native._len_torch_function_stack() > functions:

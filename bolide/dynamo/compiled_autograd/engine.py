@@ -15,6 +15,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.autograd.graph import Node as GradNode
 
 from bolide.dynamo.library.marks import disallow_in_graph
+from bolide.tracing import modes
 
 End = torch.Tensor | GradientEdge  # of a backward pass
 
@@ -58,9 +59,26 @@ class _Engine:
         inputs = cast(Sequence[End], kwargs.get("inputs", args[3] if len(args) > 3 else ()))
         _passes.outputs, _passes.inputs, _passes.queues = outputs, inputs or (), []
         try:
-            return self._engine.run_backward(outputs, *args, **kwargs)
+            with _one_at_a_time():
+                return self._engine.run_backward(outputs, *args, **kwargs)
         finally:
             _passes.outputs, _passes.inputs, _passes.queues = around
+
+
+_may_capture = threading.Lock()
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Around a backward pass. Torch's hook refuses one while another one is captured, or runs so, in the process: it
+    is the engine's."""
+    alone = _may_capture.acquire(blocking=False)
+    try:
+        with contextlib.nullcontext() if alone else modes.uncaptured:
+            yield
+    finally:
+        if alone:
+            _may_capture.release()
 
 
 def install() -> None:

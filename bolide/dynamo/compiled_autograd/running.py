@@ -10,6 +10,7 @@ import torch
 
 from bolide.dynamo.compiled_autograd import engine
 from bolide.dynamo.compiled_autograd.calls import Context, Real
+from bolide.tracing import modes
 
 
 class _Region(threading.local):
@@ -46,15 +47,13 @@ class Running:
         for index in self.contexts:
             called[index] = Context(cast(Real, called[index]))
         region.entered += 1
-        before = torch._C._dynamo.compiled_autograd.set_autograd_compiler(None, False)
         checks = torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled()
         leaves = [tensor for tensor in inputs if tensor.is_leaf and tensor.requires_grad] if checks else []
         try:
-            with engine.queue():
+            with modes.uncaptured, engine.queue():
                 results = list(compiled(inputs, *numbers, called, packed))
                 engine.call_back()
         finally:
-            torch._C._dynamo.compiled_autograd.set_autograd_compiler(*before)
             region.entered -= 1
         if checks:
             self._refuse_nans([*results, *(leaf.grad for leaf in leaves)])

@@ -148,14 +148,30 @@ def test_inputs_are_released_as_they_are_consumed() -> None:
     assert left == [0]
 
 
-def test_a_thread_at_a_time() -> None:
+def test_threads() -> None:
+    """Where two meet, one pass is the engine's; afterwards passes are captured as before."""
     compiled_autograd.reset()
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for size in range(1, 60):
+                backward(size)
+        except BaseException as error:
+            failed.append(error)
+
     with compiled_autograd.enable(lambda gm: gm):
-        threads = [threading.Thread(target=backward) for _ in range(2)]
+        threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
+        for thread in threads:
             thread.join()
-    assert captures() == 1
+        assert not failed
+        torch.randn(3, requires_grad=True).cos().sum().backward()
+    assert captures() == 2
+    assert not compiled_autograd.compiled_autograd_enabled
+    torch.randn(3, requires_grad=True).sinh().sum().backward()
+    assert captures() == 2
 
 
 def test_anomaly_mode_finds_gradients_that_are_no_numbers() -> None:
