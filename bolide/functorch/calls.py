@@ -7,13 +7,14 @@ function of the trace, whose graphs go to the user's compilers in PyTorch's conv
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
@@ -82,7 +83,8 @@ class Given(NamedTuple):
     value: Any
 
 
-Layout = tuple[int | Expr, ...]
+Layout = tuple[Any, ...]
+"""Sizes and strides, and the offset where that counts: integers, or `Expr`s of symbols."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,8 @@ class Version:
 
     `sizes`: the symbols, by name, as pairs of an input and a dimension; `layouts`: sizes and strides of inputs;
     `guards`: what is assumed of the symbols; `fixed`: leaves whose sizes, strides and offset have to be these;
-    `apart`: inputs, with leaves that lie in their memory and may count writes by themselves; `held`: values that are
+    `apart`: inputs, with leaves that lie in their memory and may count writes by themselves; `reshaped`:
+    leaves that the call gives other sizes and strides, and by how much their offset changes; `held`: values that are
     known by their identity.
     """
 
@@ -102,6 +105,7 @@ class Version:
     guards: tuple[Cond, ...]
     fixed: dict[Taken, Layout]
     apart: dict[int, tuple[int, ...]]
+    reshaped: dict[int, Layout]
     outputs: tuple[Given, ...]
     spec: pytree.TreeSpec
     held: tuple[object, ...]
@@ -130,6 +134,10 @@ class Version:
         for (base, own), (version, versions) in zip(counted, before):
             if base._version != version:
                 torch._C._increment_version([leaf for leaf, old in zip(own, versions) if leaf._version == old])
+        for at, layout in self.reshaped.items():
+            *places, offset = with_sizes(layout, values)
+            rank = len(places) // 2
+            leaves[at].as_strided_(places[:rank], places[rank:], leaves[at].storage_offset() + offset)
         return pytree.tree_unflatten([_found(given, results, leaves, values) for given in self.outputs], self.spec)
 
 
@@ -163,9 +171,14 @@ class Versions:
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        if any(isinstance(leaf, TracedTensor) for leaf in leaves):  # it is a part of what is being compiled
+        if any(_is_inside(leaf) for leaf in leaves):
             return self.request.function(*args, **kwargs)
         return self.find(leaves, spec)(leaves)
+
+
+def _is_inside(leaf: object) -> bool:
+    """Whether a leaf belongs to what is being compiled, or to a transform."""
+    return isinstance(leaf, Tensor) and (isinstance(leaf, TracedTensor) or is_functorch_wrapped_tensor(leaf))
 
 
 # ---- what a version serves ---------------------------------------------------------------------------------------
@@ -198,7 +211,7 @@ def _kinds(leaves: Leaves, dynamic: bool) -> list[object]:
         layout = leaf.dim() if dynamic else (*leaf.shape, *leaf.stride())
         kinds.append((type(leaf), layout, leaf.dtype, leaf.device, leaf.requires_grad, leaf.is_leaf, *_marks(leaf)))
         if leaf.numel():
-            kinds.append(storages.setdefault(leaf.untyped_storage().data_ptr(), at))
+            kinds.append(storages.setdefault(leaf.untyped_storage()._cdata, at))
     return kinds
 
 
@@ -226,28 +239,26 @@ def _has_hash(value: object) -> bool:
 
 def compiled(request: Request, leaves: Leaves, spec: pytree.TreeSpec) -> Version:
     """Traces the function for these arguments and compiles it. Raises Unsupported for what no graph can do."""
-    first: dict[int, int] = {}
-    for at, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor):
-            first.setdefault(id(leaf), at)
-    families = _families(leaves, list(first.values()))
+    families = _families(leaves)
     with collector_paused(), modes.undisturbed(), modes.random_kept():
         try:
             return _Tracing(request, leaves, families).version(spec)
         except Unsupported as error:
-            merged = [_memory(leaves, family) for family in families] if error.kind == "tensor_write" else []
+            if error.kind != "tensor_write":
+                raise
+            merged = [_memory(leaves, family) for family in families]
             if not any(merged):
                 raise
         return _Tracing(request, leaves, families, merged).version(spec)
 
 
-def _families(leaves: Leaves, places: Sequence[int]) -> list[list[int]]:
+def _families(leaves: Leaves) -> list[list[int]]:
     """The tensors, by place, that share memory with others."""
-    storages: dict[int, list[int]] = {}
-    for at in places:
-        if leaves[at].numel():
-            storages.setdefault(leaves[at].untyped_storage().data_ptr(), []).append(at)
-    return [family for family in storages.values() if len(family) > 1]
+    storages: dict[int, dict[int, int]] = {}
+    for at, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and leaf.numel():
+            storages.setdefault(leaf.untyped_storage()._cdata, {}).setdefault(id(leaf), at)
+    return [[*family.values()] for family in storages.values() if len(family) > 1]
 
 
 def _memory(leaves: Leaves, family: Sequence[int]) -> Taken | None:
@@ -278,15 +289,15 @@ class _Offsets(Listener):
 
 
 class _Tracing:
-    """One trace of the function of a request. `families`: the leaves that share memory; they may be written to if they
-    are `merged`: then what they are views of is the input."""
+    """One trace of the function of a request. `families`: the leaves that share memory. Where what they are views of is
+    given (`merged`), that is the input, and the arguments are views made of it, which may be written to."""
 
     def __init__(
         self, request: Request, leaves: Leaves, families: Sequence[Sequence[int]], merged: Sequence[Taken | None] = ()
     ) -> None:
         self.request, self.leaves = request, leaves
         self.trace = Trace()
-        self.trace.draws_as_eager = True
+        self.trace.draws_as_eager = self.trace.reshapes_inputs = True
         self.trace.decompositions = request.decompositions
         self.trace.listener = self.offsets = _Offsets()
         self.inputs: list[Taken] = []
@@ -300,10 +311,12 @@ class _Tracing:
                 self._enter_family(family, taken)
         for at, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and id(leaf) not in self.traced:
-                self.traced[id(leaf)] = self._enter(Taken(at), request.dynamic and at >= request.parameters)
+                self.traced[id(leaf)] = self._enter(Taken(at), self._may_change(at))
         for family in families:
             for traced in {self.traced[id(leaves[at])].group for at in family}:
                 traced.shared = len({id(self.traced[id(leaves[at])].group) for at in family}) > 1
+        self.before = {at: _traced_layout(self.traced[id(leaves[at])]) for at in self._first()}
+        self.layouts = tuple([_traced_layout(leaf)[:-1] for leaf in self.trace.leaves])
 
     def _enter(self, taken: Taken, symbolic: bool) -> TracedTensor:
         tensor, sizes, number = taken.of(self.leaves), {}, len(self.inputs)
@@ -332,14 +345,23 @@ class _Tracing:
         self.fixed[taken] = _places(base)
         for at in family:
             leaf = self.leaves[at]
-            self.fixed[Taken(at)] = layout = _places(leaf)
-            if leaf is base:
-                self.traced[id(leaf)] = traced
-                continue
-            shape, stride, offset = layout[: leaf.dim()], layout[leaf.dim() : -1], layout[-1]
-            with torch.set_grad_enabled(leaf.requires_grad or not base.requires_grad), self.trace.recording():
+            self.fixed[Taken(at)] = _places(leaf)
+            if leaf is not base:
                 source = traced.detach() if at in apart and taken.part != "storage" else traced
-                self.traced[id(leaf)] = torch.as_strided(source, shape, stride, offset)  # type: ignore[arg-type, assignment]
+                with torch.set_grad_enabled(leaf.requires_grad or not base.requires_grad), self.trace.recording():
+                    view = torch.as_strided(source, leaf.shape, leaf.stride(), leaf.storage_offset())
+                self.traced[id(leaf)] = view  # type: ignore[assignment]
+            else:
+                self.traced[id(leaf)] = traced
+
+    def _first(self) -> list[int]:
+        """The leaves that are tensors, each once."""
+        places = {id(leaf): at for at, leaf in reversed([*enumerate(self.leaves)]) if isinstance(leaf, Tensor)}
+        return sorted(places.values())
+
+    def _may_change(self, at: int) -> bool:
+        """Whether the sizes of a leaf are symbols."""
+        return self.request.dynamic and at >= self.request.parameters
 
     def version(self, spec: pytree.TreeSpec) -> Version:
         try:
@@ -354,17 +376,21 @@ class _Tracing:
             result = request.function(*args, **kwargs)
         flat, result_spec = pytree.tree_flatten(result)
         outputs: list[TracedTensor] = []
-        given = tuple([self._given(leaf, outputs) for leaf in flat])
+        reshaped = self._reshaped()
+        given = tuple([self._given(leaf, outputs, reshaped) for leaf in flat])
         compiler = functools.partial(_compiled_by, request, len(trace.sizes))
-        run = compile_trace(
-            trace,
-            outputs,
-            forward_compiler=compiler,
-            backward_compiler=compiler,
-            partition=functools.partial(split_by, request.partition, trace.constants),
-            title=getattr(request.function, "__qualname__", type(request.function).__qualname__),
-            plain=True,
-        )
+        switched = not torch.is_grad_enabled() and any(output.grad_fn is not None for output in outputs)
+        with torch.enable_grad() if switched else nullcontext():
+            run = compile_trace(
+                trace,
+                outputs,
+                forward_compiler=compiler,
+                backward_compiler=compiler,
+                partition=functools.partial(split_by, request.partition, trace.constants),
+                title=getattr(request.function, "__qualname__", type(request.function).__qualname__),
+                plain=True,
+            )
+        run = torch.enable_grad()(run) if switched else run
         read = [self.inputs[place] for place in self.offsets.places]
         fixed = {**self.fixed, **{taken: _places(taken.of(self.leaves)) for taken in read}}
         symbols = [as_expr(size).text() for size in trace.sizes]
@@ -372,22 +398,37 @@ class _Tracing:
             run,
             tuple(self.inputs),
             dict(zip(symbols, self.sizes)),
-            tuple([tuple(map(_number, (*tensor.shape, *tensor.stride()))) for tensor in trace.leaves]),
+            self.layouts,
             tuple(trace.shapes.guards),
             fixed,
             self.apart,
+            reshaped,
             given,
             result_spec,
             tuple([leaf for leaf in self.leaves if not isinstance(leaf, Tensor) and not _has_hash(leaf)]),
         )
 
-    def _given(self, leaf: object, outputs: list[TracedTensor]) -> Given:
+    def _reshaped(self) -> dict[int, Layout]:
+        """The leaves to which the program has given other shapes."""
+        reshaped: dict[int, Layout] = {}
+        for at, before in self.before.items():
+            traced = self.traced[id(self.leaves[at])]
+            after = _traced_layout(traced)
+            if after != before:
+                if traced.requires_grad and traced.group.version:
+                    raise Unsupported(
+                        "an argument with a history is written to, and given another shape", kind="tensor_write"
+                    )
+                reshaped[at] = (*after[:-1], after[-1] - before[-1])
+        return reshaped
+
+    def _given(self, leaf: object, outputs: list[TracedTensor], reshaped: Container[int]) -> Given:
         """How a leaf of the result is made; adds to the outputs of the trace."""
         if not isinstance(leaf, Tensor):
             return Given("constant", _number(leaf))
-        views = [at for at, real in enumerate(self.leaves) if self.traced.get(id(real)) is leaf]
-        if views and not self.trace.is_input(leaf):
-            return Given("argument", views[0])
+        own = next((at for at in self.before if self.traced[id(self.leaves[at])] is leaf), None)
+        if own is not None and (own in reshaped or not self.trace.is_input(leaf)):
+            return Given("argument", own)
         outputs.append(self.trace.own(leaf))
         return Given("result", len(outputs) - 1)
 
@@ -395,6 +436,11 @@ class _Tracing:
 def _places(tensor: Tensor) -> tuple[int, ...]:
     """Where the elements of a tensor lie."""
     return (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+
+
+def _traced_layout(tensor: TracedTensor) -> Layout:
+    """As `_places`, of a traced tensor."""
+    return tuple(map(_number, (*tensor.shape, *tensor.stride(), tensor.meta.offset)))
 
 
 def _number(value: Any) -> Any:

@@ -251,7 +251,8 @@ def _resize_out(
 def _metadata_change(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs: Any) -> TracedTensor:
     """`t_`, `unsqueeze_`, …: the tensor becomes the view that the function without the underscore makes."""
     tensor: TracedTensor = args[0]
-    refuse_of_input(trace, func, tensor)
+    if not trace.reshapes_inputs:
+        refuse_of_input(trace, func, tensor)
     form = _functional_form(func)
     if form is None:
         reason = f"{func} changes a tensor's metadata in place"

@@ -80,6 +80,7 @@ class Recorder(abc.ABC):
     - `compliant_only`: operators must say that they keep the compiler's rules
     - `draws_as_eager`: random numbers are drawn one operation after the other, as eager does
     - `decompositions`: functions that are recorded in place of these operations
+    - `reshapes_inputs`: inputs may change their shapes in place; it is for the caller to do so when the graph has run
 
     What it has found out:
 
@@ -105,6 +106,7 @@ class Recorder(abc.ABC):
         self.captures_sizes: bool | None = False
         self.compliant_only = False
         self.draws_as_eager = False
+        self.reshapes_inputs = False
         self.decompositions: Mapping[OpOverload, Callable[..., Any]] = {}
         self.differentiates = False
         self.derivation = Derivation()

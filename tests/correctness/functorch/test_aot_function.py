@@ -262,6 +262,48 @@ def test_versions_for_memory_that_is_shared_otherwise() -> None:
     assert len(seen) == 4
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_arguments_change_their_shapes_in_place(grad: bool) -> None:
+    def fn(a, b):
+        b.mul_(2)
+        b.unsqueeze_(0)
+        a.t_()
+        return (a * b).sin(), a, b
+
+    call = aot_function(fn, nop, dynamic=True)
+    for rows in (4, 2, 5):
+        w, data, results = torch.randn(rows, 3), torch.randn(3, 2 * rows), []
+        for each in (call, fn):
+            own = w.clone().requires_grad_(grad)
+            a, b = own * 1, data.clone()[:, ::2]
+            out, first, second = each(a, b)
+            assert first is a and second is b
+            gradients = torch.autograd.grad((out + a * 2).sum(), own) if grad else ()
+            results.append([out, a, b, *(gradient.contiguous() for gradient in gradients)])
+        for one, other in zip(*results):
+            assert_same(one, other)
+
+
+def test_grad_mode_switched_inside() -> None:
+    def fn(x):
+        with torch.no_grad():
+            first = x * 2
+        with torch.enable_grad():
+            return first, x.sin()
+
+    check(fn, [leaf(3)], partition="default")
+    with torch.no_grad():
+        check(fn, [leaf(3)], partition="default")
+
+
+def test_inside_of_transforms_and_of_others() -> None:
+    x = torch.randn(3, 2)
+    inner = aot_function(lambda x: x.sin(), nop)
+    torch.testing.assert_close(torch.vmap(inner)(x), x.sin())
+    torch.testing.assert_close(torch.func.grad(lambda x: inner(x).sum())(x), x.cos())
+    check(lambda x: inner(x) * 2, [leaf(3)], partition="default")
+
+
 def test_a_program_that_asks_for_offsets() -> None:
     call = aot_function(lambda x: x + x.storage_offset(), nop)
     memory = torch.zeros(5)
