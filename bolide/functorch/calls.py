@@ -22,12 +22,13 @@ from bolide.functorch.aot import compile_trace
 from bolide.functorch.foreign import Outgoing, PartitionFn, outgoing, split_by
 from bolide.functorch.graphs import GraphInfo, Runner, constants_of, is_size, is_tensor, placeholders
 from bolide.functorch.signature import with_sizes
-from bolide.support.errors import Unsupported
+from bolide.support.errors import Refuted, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.support.locks import compiling
-from bolide.symbolic import Cond, Expr, as_expr
+from bolide.symbolic import Cond, Expr, Ratio, as_expr, is_data
 from bolide.tracing import Trace, TracedTensor, modes
 from bolide.tracing.described import example
+from bolide.tracing.numbers.scalars import TracedFloat
 from bolide.tracing.tensor import Listener, computes_itself
 
 Function = Callable[..., Any]
@@ -76,10 +77,10 @@ class Taken(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A leaf of the result: the result of the graphs, or the argument, at that place, or a constant, which may be made
-    of sizes."""
+    """A leaf of the result: the result of the graphs (a tensor, or the number in it) or the argument at a place, or a
+    constant, which may be made of sizes."""
 
-    kind: Literal["result", "argument", "constant"]
+    kind: Literal["result", "number", "argument", "constant"]
     value: Any
 
 
@@ -142,9 +143,14 @@ class Version:
 
 
 def _found(given: Given, results: Sequence[Any], leaves: Leaves, sizes: dict[str, int]) -> Any:
+    value = given.value
     if given.kind == "constant":
-        return with_sizes(given.value, sizes) if isinstance(given.value, Expr) else given.value
-    return (results if given.kind == "result" else leaves)[given.value]
+        if isinstance(value, Ratio):
+            return value.over.evaluate(sizes) / value.under
+        return value.evaluate(sizes) if isinstance(value, Expr) else value
+    if given.kind == "argument":
+        return leaves[value]
+    return results[value].item() if given.kind == "number" else results[value]
 
 
 @dataclass(slots=True)
@@ -173,7 +179,10 @@ class Versions:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if any(_is_inside(leaf) for leaf in leaves):
             return self.request.function(*args, **kwargs)
-        return self.find(leaves, spec)(leaves)
+        try:
+            return self.find(leaves, spec)(leaves)
+        except Refuted:
+            return self.request.function(*args, **kwargs)
 
 
 def _is_inside(leaf: object) -> bool:
@@ -298,6 +307,7 @@ class _Tracing:
         self.request, self.leaves = request, leaves
         self.trace = Trace()
         self.trace.draws_as_eager = self.trace.reshapes_inputs = True
+        self.trace.captures_sizes = self.trace.captures_numbers = True
         self.trace.decompositions = request.decompositions
         self.trace.listener = self.offsets = _Offsets()
         self.inputs: list[Taken] = []
@@ -424,13 +434,20 @@ class _Tracing:
 
     def _given(self, leaf: object, outputs: list[TracedTensor], reshaped: Container[int]) -> Given:
         """How a leaf of the result is made; adds to the outputs of the trace."""
+        if isinstance(leaf, TracedFloat) or is_data(leaf):
+            with self.trace.recording():
+                number = leaf.tensor if isinstance(leaf, TracedFloat) else torch.scalar_tensor(leaf, dtype=torch.int64)  # type: ignore[arg-type]
+            return Given("number", self._output(number, outputs))
         if not isinstance(leaf, Tensor):
-            return Given("constant", _number(leaf))
+            return Given("constant", bool(leaf) if isinstance(leaf, torch.SymBool) else _number(leaf))
         own = next((at for at in self.before if self.traced[id(self.leaves[at])] is leaf), None)
         if own is not None and (own in reshaped or not self.trace.is_input(leaf)):
             return Given("argument", own)
-        outputs.append(self.trace.own(leaf))
-        return Given("result", len(outputs) - 1)
+        return Given("result", self._output(leaf, outputs))
+
+    def _output(self, tensor: Tensor, outputs: list[TracedTensor]) -> int:
+        outputs.append(self.trace.own(tensor))
+        return len(outputs) - 1
 
 
 def _places(tensor: Tensor) -> tuple[int, ...]:
@@ -444,6 +461,9 @@ def _traced_layout(tensor: TracedTensor) -> Layout:
 
 
 def _number(value: Any) -> Any:
+    """A symbolic number as what it is made of."""
+    if isinstance(value, torch.SymFloat) and isinstance(value.node.expr, Ratio):
+        return value.node.expr
     return as_expr(value) if isinstance(value, torch.SymInt) else value
 
 

@@ -284,6 +284,29 @@ def test_arguments_change_their_shapes_in_place(grad: bool) -> None:
             assert_same(one, other)
 
 
+OF_DATA = {
+    "sizes": lambda x, n: (x * 2)[x > 0].sin(),
+    "integer": lambda x, n: x * n.max().item(),
+    "float": lambda x, n: x * x.sum().item(),
+    "new": lambda x, n: x.sum() + torch.zeros(n.max().item(), 3),
+}
+
+
+@pytest.mark.parametrize("name", OF_DATA)
+def test_numbers_and_sizes_that_are_data(name: str) -> None:
+    check(OF_DATA[name], [leaf(5), torch.tensor([2, 3])], partition="default")
+
+
+def test_results_that_are_numbers() -> None:
+    def fn(x):
+        return x, x.max().item(), x.shape[0] / 2, x.shape[0] > 3, x.shape[0] // 2, x.shape
+
+    call = aot_function(fn, nop, dynamic=True)
+    for numbers in ([1, 2], [1.0, 2.0, 3.0, 4.0], [5, 6, 7], [2.0, 3.0]):
+        x = torch.tensor(numbers)
+        assert call(x)[1:] == fn(x)[1:] and call(x)[0] is x
+
+
 def test_grad_mode_switched_inside() -> None:
     def fn(x):
         with torch.no_grad():
