@@ -8,6 +8,8 @@ tensors without data.
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +37,7 @@ from bolide.symbolic import same_size
 from bolide.tracing.described import describe
 from bolide.tracing.fallible import done
 from bolide.tracing.graph import Graph, mapped
-from bolide.tracing.meta import TensorMeta, meta_of
+from bolide.tracing.meta import TensorMeta, found_in, meta_of
 
 PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
@@ -119,9 +121,15 @@ def _is_same(extent: Any, size: Any) -> bool:
 
 def _leaving(graph: fx.Graph, constants: Mapping[str, Any]) -> fx.GraphModule:
     """A module of a graph whose metas are ours."""
+    known = {node: node.meta["val"] for node in graph.nodes if "val" in node.meta}
+    if any(map(_is_symbolic, known.values())):
+        size = importlib.import_module("bolide.symbolic.foreign").foreign
+        for node, value in known.items():
+            node.meta["val"] = mapped(value, functools.partial(_with_foreign_sizes, size))
     describe(graph, replace=True)
-    for node in graph.nodes:
-        value = node.meta.get("val")
+    for node, ours in known.items():
+        value = node.meta["val"]
+        node.meta[OURS] = value, ours
         if isinstance(value, torch.Tensor):
             layout = value.shape, value.dtype, value.requires_grad, value.stride()
             node.meta["tensor_meta"] = TensorMetadata(*layout, None, False, {})
@@ -129,11 +137,30 @@ def _leaving(graph: fx.Graph, constants: Mapping[str, Any]) -> fx.GraphModule:
     return fx.GraphModule(used, graph)
 
 
+OURS = "of_bolide"
+"""In metas: the value that others read, and what it is made of."""
+
+
+def _is_symbolic(value: object) -> bool:
+    metas = found_in(value, TensorMeta)
+    return bool(found_in((value, *((*meta.shape, *meta.stride, meta.offset) for meta in metas)), torch.SymInt))
+
+
+def _with_foreign_sizes(size: Callable[[Any], Any], value: Any) -> Any:
+    if not isinstance(value, TensorMeta):
+        return size(value)
+    shape, stride = (tuple(map(size, sizes)) for sizes in (value.shape, value.stride))
+    return value._replace(shape=shape, stride=stride, offset=size(value.offset))
+
+
 # ---- back ------------------------------------------------------------------------------------------------------------
 
 
 def _ours(node: fx.Node) -> Any:
     """What is known of the value of a node that others have made. Raises ValueError where that is not said."""
+    described, ours = node.meta.get(OURS, (None, None))
+    if described is not None and described is node.meta.get("val"):
+        return ours
     value = node.meta.get("val", node.meta.get("tensor_meta"))
     if value is None and node.op in ("placeholder", "call_function") and "val" not in node.meta:
         raise ValueError(f'the node {node} has no meta["val"]: trace the graph with example inputs')

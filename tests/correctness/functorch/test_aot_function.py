@@ -126,8 +126,7 @@ def test_random_programs(partition: str, seed: int) -> None:
         except RuntimeError as error:
             assert any(reason in str(error) for reason in REFUSALS)
             continue
-        dynamic = partition in OURS and bool(number % 2)
-        compiled = aot_function(fn, nop, partition_fn=PARTITIONS[partition], dynamic=dynamic)
+        compiled = aot_function(fn, nop, partition_fn=PARTITIONS[partition], dynamic=bool(number % 2))
         try:
             actual, ours, gradients = outcome(compiled, inputs, number)
         except Unsupported as error:
@@ -396,7 +395,7 @@ def test_versions() -> None:
     assert len(count) == 4 + 2 + 1
 
 
-@pytest.mark.parametrize("partition", OURS)
+@pytest.mark.parametrize("partition", PARTITIONS)
 def test_symbolic_sizes(partition: str) -> None:
     graphs: dict[str, Any] = {}
     keep = partial(keeping, graphs)
@@ -416,7 +415,10 @@ def test_symbolic_sizes(partition: str) -> None:
         first = first or graphs["f"]
         assert graphs["f"] is first
     (slot,) = [node for node in first.graph.nodes if node.name == "primals_1"]
-    assert isinstance(slot.meta["val"].shape[0], torch.SymInt)
+    rows, columns = slot.meta["val"].shape
+    assert str(rows.node.expr).startswith("s") and rows.node.hint == 4 and slot.meta["val"].stride() == (columns, 1)
+    for node in first.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int):
+        assert node.meta["val"].node.expr == node.args[0].meta["val"].shape[node.args[1]].node.expr
     assert names(graphs["b"])[-1] == "tangents_1" and len(graphs["b"].graph.output_node().args[0]) == 2
 
 
