@@ -298,9 +298,10 @@ def _patched(options: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
 def minified(repro: Repro, values: Values, known: Mapping[str, Slot], folder: Path, isolated: bool = False) -> Repro:
     """A small graph that fails as `repro` does. Raises RuntimeError if it does not fail."""
     first = None if isolated else failure(repro.trial, repro.graph, values)
+    title = repro.title if first is None else f"{type(first).__name__}: {first}"
 
     def described(gm: fx.GraphModule, inputs: Values) -> Repro:
-        return replace(repro, graph=gm, slots=slots_of(gm.graph, inputs, known), data=None)
+        return replace(repro, title=title, graph=gm, slots=slots_of(gm.graph, inputs, known), data=None)
 
     def fails(gm: fx.GraphModule, inputs: list[object]) -> bool:
         if isolated:
@@ -437,9 +438,16 @@ def _watched_calls(
         report("before it is compiled")
     try:
         compiled: Compiler = compiler(gm, inputs, **options)
+    except Exception as error:
+        if level < 3:
+            report(f"{type(error).__name__}: {error}")
+        raise
+    if not _runs(untouched, values, gradients):  # the program's own error, which is raised when it is called
+        return compiled
+    try:
         actual = outcome(lambda given: compiled(*given), values, gradients)
     except Exception as error:
-        if level < 3 and _runs(untouched, values, gradients):
+        if level < 3:
             report(f"{type(error).__name__}: {error}")
         raise
     if level == 4:

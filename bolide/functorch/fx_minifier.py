@@ -85,8 +85,9 @@ class State:
         return (len(self.calls), len(self.results), len(self.inputs), misplaced, elements)
 
     def key(self) -> tuple[object, ...]:
-        """What tells it from others."""
-        return (str(self.graph), *(id(value) if isinstance(value, Tensor) else value for value in self.inputs))
+        """What tells it from others: placeholders are named by the nodes whose values they are given."""
+        forms = [(*value.shape,) if isinstance(value, (Tensor, Stored)) else value for value in self.inputs]
+        return (str(self.graph), *forms)
 
 
 Reduction = Callable[[State], Iterator[State]]

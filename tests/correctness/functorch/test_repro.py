@@ -209,6 +209,7 @@ def test_failures_when_a_graph_runs(tmp_path: Path) -> None:
         compiled(failing_at_run_time)(torch.randn(3, 4), torch.randn(3, 4))
     small = minified(tmp_path)
     assert operations(small) == ["aten.sin.default"] and isinstance(run(small), ZeroDivisionError)
+    assert small.read_text().startswith('"""ZeroDivisionError: division by zero"""')
 
 
 def test_errors_of_the_program_are_no_failures(tmp_path: Path) -> None:
@@ -330,7 +331,7 @@ def test_graphs_that_are_no_text(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 def test_sizes_that_are_data_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(8)
     with reporting(tmp_path, level=3):
-        assert torch.equal(bolide.compile(lambda x: x[x > 0].exp())(x), x[x > 0].exp())
+        torch.testing.assert_close(bolide.compile(lambda x: x[x > 0].exp())(x), x[x > 0].exp())
     assert "a size, or a number, is data" in caplog.text and not scripts(tmp_path)
 
 
@@ -421,6 +422,12 @@ def test_backends(tmp_path: Path, backend: Any, level: int, kind: type[Exception
     small = minified(tmp_path)
     assert len(operations(small)) <= 3 and any(name in word for word in operations(small))
     assert type(run(small)) is kind
+
+
+def test_errors_of_the_program_are_no_failures_of_a_backend(tmp_path: Path) -> None:
+    with reporting(tmp_path, "dynamo"), pytest.raises(IndexError):
+        bolide.compile(lambda x, at: x[at] + 1, backend="eager")(torch.randn(3), torch.tensor([7]))
+    assert not scripts(tmp_path)
 
 
 def test_backends_that_are_right(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
