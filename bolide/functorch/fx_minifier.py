@@ -324,18 +324,17 @@ def truncated(state: State, size: int) -> Iterator[State]:
 
 
 def replaced(state: State, size: int) -> Iterator[State]:
-    """With the values of `size` nodes in a row as inputs, or as numbers."""
-    nodes = [
-        *state.calls,
-        *(node for node, value in zip(state.placeholders, state.inputs) if isinstance(value, Number)),
-    ]
+    """With the values of `size` nodes in a row as inputs, or as numbers, and without their effects."""
+    numbers = [node for node, value in zip(state.placeholders, state.inputs) if isinstance(value, Number)]
     values = {**state.values, **{node.name: value for node, value in zip(state.placeholders, state.inputs)}}
+    nodes = [*state.calls, *numbers]
     for start in range(0, len(nodes), size):
         chunk = nodes[start : start + size]
         given = [item for node in chunk for item in _tensors(state, node)]
         given += [node for node in chunk if isinstance(values.get(node.name), Number)]
-        if given:
-            yield _part(state, replaced={node: values[node.name] for node in given})
+        if given or any(map(_has_effect, chunk)):
+            others = [*nodes[:start], *nodes[start + size :]]
+            yield _part(state, replaced={node: values[node.name] for node in given}, calls=others)
 
 
 def fewer_results(state: State, size: int) -> Iterator[State]:
@@ -358,13 +357,16 @@ def smaller_sizes(state: State) -> Iterator[State]:
 
 
 def _resized(state: State, size: int, other: int) -> Iterator[State]:
-    """`other` in place of `size`, and in place of its multiples as well where the graph does not run otherwise."""
+    """`other` in place of `size`, and in place of its multiples as well where the graph does not run otherwise.
+    Integers are zeros then: they may be places, which are not there any more, and not all operations check them."""
 
     def cut(value: object) -> object:
         if not isinstance(value, Tensor):
             return other if type(value) is int and value == size else value
         slices = tuple(slice(other if length == size else length) for length in value.shape)
         part = value.detach()[slices].clone(memory_format=torch.preserve_format)
+        if value.dtype in _PLACES:
+            part.zero_()
         return part.requires_grad_(value.requires_grad)
 
     inputs = tuple([cut(value) for value in fresh(_loaded(state.inputs))])
@@ -389,7 +391,8 @@ def _resized(state: State, size: int, other: int) -> Iterator[State]:
             continue
 
 
-_UNCHECKED = ("mkldnn", "rnn_layer", "recurrent")
+_UNCHECKED = ("mkldnn", "rnn", "lstm", "gru", "recurrent")
+_PLACES = (torch.int32, torch.int64)
 _OF_SIZES = ("val", "tensor_meta", "example_value")
 
 

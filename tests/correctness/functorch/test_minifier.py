@@ -154,6 +154,22 @@ def test_effects_that_follow_are_dropped() -> None:
     assert calls(small) == [aten.add.Tensor]
 
 
+def test_writes_without_a_value_are_dropped() -> None:
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    graph.call_function(operator.setitem, (x, 0, y))
+    graph.output((graph.call_function(torch.add, (x, y)),))
+    small, _ = minifier(fx.GraphModule({}, graph), [torch.randn(3, 2), torch.randn(2)], has(torch.add))
+    assert calls(small) == [torch.add]
+
+
+def test_places_stay_inside() -> None:
+    gm = fx.symbolic_trace(lambda x, at: torch.take(x, at).exp())
+    inputs = [torch.randn(8), torch.tensor([1, 7, 3])]
+    small, left = minifier(gm, inputs, Question(lambda gm, i: gm(*i) is not None and torch.take in calls(gm)))
+    assert calls(small) == [torch.take] and [value.numel() for value in left] == [1, 1] and left[1].item() == 0
+
+
 def test_sizes_are_left_where_nobody_checks_them() -> None:
     layer, x = nn.LSTM(4, 8), torch.randn(5, 2, 4)
     state = torch.zeros(1, 2, 8)
