@@ -49,8 +49,14 @@ MOST_FILES = 16
 HEAVY = ("llvmlite", "scipy", "torch._decomp", "torch._numpy")
 """Imported inside functions, when first needed: importing bolide stays fast."""
 
-RARE = ("cProfile", "pstats", "bolide.dynamo.compiled_autograd", "bolide.inductor.search", "bolide.functorch.mincut")
-RARE += ("bolide.debug.repro", "bolide.functorch.budget")
+RARE = (
+    "cProfile",
+    "pstats",
+    "bolide.dynamo.compiled_autograd",
+    "bolide.inductor.search",
+    "bolide.functorch.cuts.mincut",
+)
+RARE += ("bolide.debug.repro", "bolide.functorch.cuts.budget")
 SECOND = ("bolide.inductor.runtime.native",)
 """What a graph needs only when it has run some times."""
 LATE = tuple(f"{name}." for name in (*HEAVY, *RARE, *SECOND))

@@ -193,7 +193,7 @@ def _partitioned(joint: Joint, strategy: Strategy) -> Partition:
     budget = config.activation_memory_budget
     if strategy != "min_cut" or budget == 1:
         return partition(joint, strategy)
-    from bolide.functorch.budget import partition_within
+    from bolide.functorch.cuts.budget import partition_within
 
     return partition_within(joint, budget)
 

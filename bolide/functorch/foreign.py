@@ -18,8 +18,8 @@ import torch
 import torch.fx as fx
 from torch.fx.passes.shape_prop import TensorMetadata
 
-from bolide.functorch.budget import partition_within
 from bolide.functorch.config import config
+from bolide.functorch.cuts.budget import partition_within
 from bolide.functorch.graph_compilers.drawing import draw_graph
 from bolide.functorch.graphs import (
     aten,

@@ -244,7 +244,7 @@ def cut(needs: Needs, saving: Callable[[fx.Node], float] | None = None) -> Cut:
     saving = saving or (lambda node: price_of_saving(node, needs))
     if not needs.demanded:
         return Cut([], [])
-    from bolide.functorch.mincut import minimum_cut
+    from bolide.functorch.cuts.mincut import minimum_cut
 
     source, sink = 0, 1
     number = {node: 2 * index + 2 for index, node in enumerate(needs.candidates)}

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from bolide.functorch import interpret
 from bolide.functorch.cost import INFINITE
+from bolide.functorch.cuts.mincut import minimum_cut
 from bolide.functorch.graphs import GraphInfo, placeholders, results
 from bolide.functorch.joint import finish_inference, finish_joint
-from bolide.functorch.mincut import minimum_cut
 from bolide.functorch.partitioners import Joint, analyse, partition, possible_gain, read_by_backward, saved_bytes
 from bolide.functorch.passes import INFERENCE_PASSES, run_passes
 from bolide.functorch.runtime.memory import saved_values

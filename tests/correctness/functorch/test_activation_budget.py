@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import bolide
-from bolide.functorch import budget, config
+from bolide.functorch import config
 from bolide.functorch.cost import node_bytes
+from bolide.functorch.cuts import budget
 from bolide.functorch.partitioners import Joint, Partition
 
 BUDGETS = (1.0, 0.5, 0.1)
