@@ -29,6 +29,8 @@ from bolide.symbolic import Cond, Expr, Ratio, as_expr, is_data
 from bolide.tracing import Trace, TracedTensor, modes
 from bolide.tracing.described import example
 from bolide.tracing.numbers.scalars import TracedFloat
+from bolide.tracing.operations.generators import is_default, stand_in
+from bolide.tracing.rng import GeneratorSlot
 from bolide.tracing.tensor import Listener, computes_itself
 
 Function = Callable[..., Any]
@@ -95,8 +97,8 @@ class Version:
     `sizes`: the symbols, by name, as pairs of an input and a dimension; `layouts`: sizes and strides of inputs;
     `guards`: what is assumed of the symbols; `fixed`: leaves whose sizes, strides and offset have to be these;
     `apart`: inputs, with leaves that lie in their memory and may count writes by themselves; `reshaped`:
-    leaves that the call gives other sizes and strides, and by how much their offset changes; `held`: values that are
-    known by their identity.
+    leaves that the call gives other sizes and strides, and by how much their offset changes; `generators`: where graphs
+    find random generators among the leaves; `held`: values that are known by their identity.
     """
 
     run: Runner
@@ -107,6 +109,7 @@ class Version:
     fixed: dict[Taken, Layout]
     apart: dict[int, tuple[int, ...]]
     reshaped: dict[int, Layout]
+    generators: tuple[tuple[GeneratorSlot, int], ...]
     outputs: tuple[Given, ...]
     spec: pytree.TreeSpec
     held: tuple[object, ...]
@@ -127,6 +130,8 @@ class Version:
         return {name: tensors[at].shape[dim] for name, (at, dim) in self.sizes.items()}
 
     def __call__(self, leaves: Leaves) -> Any:
+        for slot, at in self.generators:
+            slot.put(leaves[at])
         tensors = [taken.of(leaves) for taken in self.inputs]
         values = self._values(tensors)
         counted = [(tensors[at], [leaves[place] for place in places]) for at, places in self.apart.items()]
@@ -315,7 +320,12 @@ class _Tracing:
         self.known: dict[int, Any] = {}
         self.fixed: dict[Taken, Layout] = {}
         self.apart: dict[int, tuple[int, ...]] = {}
-        self.traced: dict[int, TracedTensor] = {}  # by id of the leaf
+        self.traced: dict[int, Any] = {}  # what stands for a leaf, by its id
+        self.generators: list[tuple[GeneratorSlot, int]] = []
+        for at, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Generator) and not is_default(leaf) and id(leaf) not in self.traced:
+                self.traced[id(leaf)], slot = stand_in(self.trace, leaf.device)
+                self.generators.append((slot, at))
         for family, taken in zip(families, merged):
             if taken is not None:
                 self._enter_family(family, taken)
@@ -360,7 +370,7 @@ class _Tracing:
                 source = traced.detach() if at in apart and taken.part != "storage" else traced
                 with torch.set_grad_enabled(leaf.requires_grad or not base.requires_grad), self.trace.recording():
                     view = torch.as_strided(source, leaf.shape, leaf.stride(), leaf.storage_offset())
-                self.traced[id(leaf)] = view  # type: ignore[assignment]
+                self.traced[id(leaf)] = view
             else:
                 self.traced[id(leaf)] = traced
 
@@ -413,6 +423,7 @@ class _Tracing:
             fixed,
             self.apart,
             reshaped,
+            tuple(self.generators),
             given,
             result_spec,
             tuple([leaf for leaf in self.leaves if not isinstance(leaf, Tensor) and not _has_hash(leaf)]),

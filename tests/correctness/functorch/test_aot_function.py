@@ -169,6 +169,23 @@ def test_random_numbers_are_eagers() -> None:
     assert not [kind for kind in kinds if not kind.startswith("aten.")]
 
 
+def test_generators_among_the_arguments() -> None:
+    def fn(x, generator):
+        return x * torch.rand(3, generator=generator) + torch.randn(3, generator=generator)
+
+    call, x = aot_function(fn, nop), leaf(3)
+    ours, theirs = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    for _ in range(2):
+        torch.testing.assert_close(call(x, ours), fn(x, theirs))
+
+
+def test_tangents_in_any_layout() -> None:
+    x = leaf(4, 6)
+    call = aot_function(lambda x: x.sin(), nop)
+    for tangent in (torch.ones(()).expand(4, 6), torch.randn(6, 4).t(), torch.randn(4, 12)[:, ::2]):
+        torch.testing.assert_close(torch.autograd.grad(call(x), x, tangent)[0], x.cos().detach() * tangent)
+
+
 def test_autocast() -> None:
     x, w = torch.randn(4, 4), leaf(4, 4)
 
