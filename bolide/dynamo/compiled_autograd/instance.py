@@ -73,6 +73,7 @@ class AutogradCompilerInstance:
         self.number = counters["compiled_autograd"]["captures"]
         counters["compiled_autograd"]["captures"] += 1
         self.started = time.perf_counter()
+        self.complex = [index for index, real in enumerate(inputs) if real.is_complex()]
         self.lists = {name: self.graph.placeholder(name) for name in PLACEHOLDERS}
         tensors = [
             TracedTensor.make(self.trace, _meta(real), self._item("inputs", index), requires_grad=real.requires_grad)
@@ -196,7 +197,7 @@ class AutogradCompilerInstance:
         if events.subscribers:
             seconds = time.perf_counter() - self.started
             events.emit(events.BackwardCaptured(name, module, seconds, self.reasons))
-        running = Running(name, kept["sizes"], kept["scalars"], self.contexts)
+        running = Running(name, kept["sizes"], kept["scalars"], self.contexts, self.complex)
         return running, self.compiler_fn(module)
 
     def close(self) -> None:
@@ -212,7 +213,7 @@ class AutogradCompilerInstance:
         if place is None:
             return
         for total, parts in self.sums.items():
-            first, *others = sorted(parts, key=lambda part: place[_call_of(part)])
+            first, *others = sorted(parts, key=lambda part: place.get(_call_of(part), -1))
             value = first
             for part in others:
                 value = self._record(calls.accumulate, value, part)
@@ -274,9 +275,12 @@ class AutogradCompilerInstance:
         return TracedTensor.make(self.trace, _UNKNOWN, node)
 
     def _node(self, value: object) -> object:
-        """What stands for a value in the graph."""
+        """What stands for a value in the graph. Raises NotImplementedError for a tensor of this pass alone: the graph
+        would have it in later ones as well."""
         if isinstance(value, torch.SymFloat):
             return value.node.owner.tensor.node
+        if isinstance(value, torch.Tensor) and not isinstance(value, TracedTensor):
+            raise NotImplementedError(f"{self.origin} has made a tensor that is not an input of the backward pass")
         return self.trace.unwrap(value) if isinstance(value, (torch.Tensor, torch.SymInt)) else value
 
 

@@ -26,11 +26,18 @@ class Running:
     """What the engine calls with the compiled graph and its arguments, each time that the backward pass fits.
 
     sizes, scalars: the positions of the numbers that the graph reads; contexts: where in the list of hooks the `ctx` of
-    a custom Function stands.
+    a custom Function stands; complex: the inputs that may be conjugated views.
     """
 
-    def __init__(self, name: str, sizes: Sequence[int], scalars: Sequence[int], contexts: Sequence[int]) -> None:
-        self.name, self.sizes, self.scalars, self.contexts = name, sizes, scalars, contexts
+    def __init__(
+        self,
+        name: str,
+        sizes: Sequence[int],
+        scalars: Sequence[int],
+        contexts: Sequence[int],
+        complex: Sequence[int],
+    ) -> None:
+        self.name, self.sizes, self.scalars, self.contexts, self.complex = name, sizes, scalars, contexts, complex
 
     def __call__(
         self,
@@ -46,6 +53,9 @@ class Running:
         called = [*hooks]
         for index in self.contexts:
             called[index] = Context(cast(Real, called[index]))
+        for index in self.complex:
+            if not (inputs[index].is_leaf and inputs[index].requires_grad):  # compilers want them computed
+                inputs[index] = inputs[index].resolve_conj()
         region.entered += 1
         checks = torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled()
         leaves = [tensor for tensor in inputs if tensor.is_leaf and tensor.requires_grad] if checks else []

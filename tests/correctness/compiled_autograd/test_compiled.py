@@ -63,8 +63,14 @@ def retained(log: Log) -> list[Any]:
     return [x.grad, a.grad]
 
 
+def conjugated(log: Log) -> list[Any]:
+    z = torch.randn(3, dtype=torch.complex128, requires_grad=True)
+    (z * z.conj() * z.sin()).real.sum().backward()
+    return [z.grad]
+
+
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
-@pytest.mark.parametrize("program", [training, hooked, retained], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", [training, hooked, retained, conjugated], ids=lambda program: program.__name__)
 def test_compiled_backward_passes_are_those_of_eager(program: Any, backend: str) -> None:
     bolide.reset()
     assert_as_eager(program, functools.partial(bolide.compile, backend=backend), rtol=1e-9, atol=1e-9)
