@@ -25,6 +25,7 @@ _LATE = {
     "aot_autograd": (
         *("aot_function", "aot_module", "aot_module_simplified"),
         *("compiled_function", "compiled_module", "make_boxed_compiler", "make_boxed_func"),
+        *("get_aot_compilation_context", "get_aot_graph_name", "get_graph_being_compiled"),
     ),
     "compile_utils": ("fx_graph_cse", "get_aten_target", "strip_overloads"),
     "compilers": tuple(LATE),

@@ -12,10 +12,25 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.utils import stateless
 from torch.utils import _pytree as pytree
 
-from bolide.functorch.calls import Compiler, Function, Request, Versions
+from bolide.functorch.calls import Compiler, Function, Request, Versions, progress
 from bolide.functorch.foreign import PartitionFn, default_partition
 
 Decompositions = Mapping[OpOverload | OpOverloadPacket, Function]
+
+
+def get_aot_compilation_context() -> tuple[list[str], str, int]:
+    """For compilers: the graph that is being compiled (the number of its function, and its kind), the name of the
+    model, which is always the same, and how many graphs were compiled before."""
+    return [progress.graph] if progress.graph is not None else [], "model", progress.graphs
+
+
+def get_aot_graph_name() -> str:
+    """A name for the graph that is being compiled, which no other has."""
+    graphs, model, count = get_aot_compilation_context()
+    return f"{model}__{'_'.join(graphs)}_{count}"
+
+
+get_graph_being_compiled = get_aot_graph_name
 
 
 def make_boxed_func(f: Function) -> Callable[[list[Any]], Any]:
@@ -52,7 +67,9 @@ def _request(
 ) -> Request:
     table = dict(_overloads(decompositions or {}))
     compilers = fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler
-    return Request(function, *compilers, partition_fn, table, parameters, keeps_writes, dynamic)
+    progress.functions += 1
+    number = progress.functions - 1
+    return Request(function, *compilers, partition_fn, table, parameters, keeps_writes, dynamic, number)
 
 
 def _overloads(decompositions: Decompositions) -> Iterable[tuple[OpOverload, Function]]:

@@ -40,6 +40,28 @@ is boxed (`make_boxed_compiler`)."""
 Leaves = Sequence[Any]
 
 
+@dataclass(slots=True)
+class Progress:
+    """Which graph is given to a compiler: the number of its function, and its kind; and how many have been so far."""
+
+    graph: str | None = None
+    functions: int = 0
+    graphs: int = 0
+
+    @contextmanager
+    def compiling(self, number: int, kind: str) -> Iterator[None]:
+        """While a compiler is called."""
+        outer, self.graph = self.graph, f"{number}_{kind}"
+        try:
+            yield
+        finally:
+            self.graph = outer
+            self.graphs += 1
+
+
+progress = Progress()
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What is to be compiled, and how; see `aot_function`. The first `parameters` leaves of the arguments have sizes
@@ -54,6 +76,7 @@ class Request:
     parameters: int
     keeps_writes: bool
     dynamic: bool
+    number: int
 
     def compiler(self, kind: str) -> Compiler:
         return {"forward": self.forward, "backward": self.backward, "inference": self.inference}[kind]
@@ -222,6 +245,8 @@ def _kinds(leaves: Leaves, dynamic: bool) -> list[object]:
             continue
         if computes_itself(type(leaf)):
             raise Unsupported(f"an argument is a {type(leaf).__name__}, which computes in Python itself", kind="input")
+        if leaf.layout is not torch.strided:
+            raise Unsupported(f"an argument is a tensor of layout {leaf.layout}", kind="input")
         layout = leaf.dim() if dynamic else (*leaf.shape, *leaf.stride())
         kinds.append((type(leaf), layout, leaf.dtype, leaf.device, leaf.requires_grad, leaf.is_leaf, *_marks(leaf)))
         if leaf.numel():
@@ -506,7 +531,9 @@ def _compiled_by(request: Request, sizes: int, module: fx.GraphModule, info: Gra
         keeps_writes=request.keeps_writes and info.kind == "inference",
         left_out=left_out,
     )
-    made = request.compiler(info.kind)(out.module, [example(slots[at].meta["val"]) for at in out.takes])
+    examples = [example(slots[at].meta["val"]) for at in out.takes]
+    with progress.compiling(request.number, info.kind):
+        made = request.compiler(info.kind)(out.module, examples)
     return _running(made, out)
 
 

@@ -693,6 +693,21 @@ def test_a_compiler_may_return_one_tensor() -> None:
     assert call(torch.zeros(2)).tolist() == [1, 1]
 
 
+def test_compilers_can_ask_for_the_name_of_their_graph() -> None:
+    seen = []
+
+    def compiler(graph, examples):
+        (name,), _, count = bolide.functorch.get_aot_compilation_context()
+        seen.append(name.partition("_")[2])
+        assert bolide.functorch.get_graph_being_compiled() == f"model__{name}_{count}"
+        return graph
+
+    call = aot_function(lambda x: x.sin(), compiler)
+    call(leaf(3)), call(torch.ones(2))
+    assert seen == ["forward", "backward", "inference"]
+    assert bolide.functorch.get_aot_compilation_context()[0] == []
+
+
 def test_errors() -> None:
     def broken(graph, examples):
         raise ValueError("no such graph")
@@ -701,6 +716,8 @@ def test_errors() -> None:
         aot_function(lambda x: x + 1, broken)(torch.ones(1))
     with pytest.raises(Unsupported, match="data"):
         aot_function(lambda x: x if x.sum() > 0 else -x, nop)(torch.ones(2))
+    with pytest.raises(Unsupported, match="layout"):
+        aot_function(lambda x: x * 2, nop)(torch.eye(2).to_sparse())
     with pytest.raises(ZeroDivisionError):
         aot_function(lambda x: x / 0 if 1 / 0 else x, nop)(torch.ones(2))
     call = aot_function(lambda x: x + 1, nop)
