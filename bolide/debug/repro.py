@@ -426,7 +426,7 @@ def _watched_calls(
 ) -> Compiler:
     level, gradients = config.repro_level, not config.repro_forward_only
     untouched = duplicate(gm)
-    values = fresh([hint if isinstance(hint, Tensor) else int(hint) for hint in inputs])
+    values = fresh([int(value) if isinstance(value, torch.SymInt) else value for value in inputs])
     names = [node.name for node in untouched.graph.find_nodes(op="placeholder")]
     known = dict(zip(names, slots_of(untouched.graph, values, {})))
 
