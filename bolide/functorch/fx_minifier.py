@@ -318,7 +318,8 @@ def consolidated(state: State) -> Iterator[State]:
 def truncated(state: State, size: int) -> Iterator[State]:
     """With an earlier value as the result, each `size`-th, and without the effects of what follows it."""
     for end in range(size, len(state.calls) + 1, size):
-        values = list(_tensors(state, state.calls[end - 1]))
+        last = state.calls[end - 1]
+        values = [last] if isinstance(state.values.get(last.name), Number) else list(_tensors(state, last))
         if values:
             yield _part(state, values, calls=state.calls[:end])
 
