@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.utils import stateless
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from bolide.functorch.calls import Compiler, Function, Request, Versions, progress
 from bolide.functorch.foreign import PartitionFn, default_partition
+from bolide.tracing.tensor import computes_itself
 
 Decompositions = Mapping[OpOverload | OpOverloadPacket, Function]
 
@@ -191,8 +193,9 @@ def aot_module_simplified(
     keep_inference_input_mutations: bool = False,
     inference_compiler: Compiler | None = None,
 ) -> Function:
-    """As `aot_module`, for arguments and results that are flat; it is compiled at once, for arguments like `args`, and
-    returns a function with the module's `zero_grad`, `named_parameters` and `named_buffers`."""
+    """As `aot_module`, for arguments and results that are flat. It is compiled at once, for arguments like `args`; those
+    without data leave it to the first call. Returns a function with the module's `zero_grad`, `named_parameters` and
+    `named_buffers`."""
     own = _own(mod)
     versions = Versions(
         _request(
@@ -207,7 +210,8 @@ def aot_module_simplified(
             False,
         )
     )
-    versions.find(*pytree.tree_flatten(((own, tuple(args), {}), {})))
+    if not any(isinstance(arg, torch.SymInt) or computes_itself(type(arg)) for arg in args):
+        versions.find(*pytree.tree_flatten(((own, tuple(args), {}), {})))
 
     def forward(*args: object) -> Any:
         return versions(own, args, {})

@@ -662,6 +662,14 @@ def test_simplified_modules() -> None:
     assert net.inner.weight.grad is None and not [*call.named_buffers()]
 
 
+def test_simplified_modules_for_examples_without_data() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    net, x = nn.Sequential(nn.Linear(3, 2), nn.Tanh()), torch.randn(4, 3)
+    call = aot_module_simplified(net, (FakeTensorMode().from_tensor(x),), nop)
+    torch.testing.assert_close(call(x), net(x))
+
+
 # ---- compilers ------------------------------------------------------------------------------------------------------
 
 
