@@ -87,9 +87,8 @@ def main(model: str = "gpt2", scale: str = "small12") -> None:
             step()
             times[budget].append(time.process_time() - start)
     usual = statistics.median(times[1.0])
-    print(
-        f"| {model} {scale}: budget | saved, MB | step, ms | × usual | partition, s |\n| --- | ---: | ---: | ---: | ---: |"
-    )
+    print(f"| {model} {scale}: budget | saved, MB | step, ms | × usual | partition, s |")
+    print("| --- | ---: | ---: | ---: | ---: |")
     for budget, (_, size, seconds) in cases.items():
         median = statistics.median(times[budget])
         name = "eager" if budget is None else f"{budget}"
