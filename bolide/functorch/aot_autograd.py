@@ -77,7 +77,8 @@ def _request(
 def _overloads(decompositions: Decompositions) -> Iterable[tuple[OpOverload, Function]]:
     for operation, function in decompositions.items():
         if isinstance(operation, OpOverloadPacket):
-            yield from ((getattr(operation, name), function) for name in operation.overloads())  # type: ignore[no-untyped-call]
+            names: list[str] = operation.overloads()  # type: ignore[no-untyped-call]
+            yield from ((getattr(operation, name), function) for name in names)
         else:
             yield operation, function
 
@@ -193,8 +194,8 @@ def aot_module_simplified(
     keep_inference_input_mutations: bool = False,
     inference_compiler: Compiler | None = None,
 ) -> Function:
-    """As `aot_module`, for arguments and results that are flat. It is compiled at once, for arguments like `args`; those
-    without data leave it to the first call. Returns a function with the module's `zero_grad`, `named_parameters` and
+    """As `aot_module`, for arguments and results that are flat. It is compiled at once, for arguments like `args`,
+    unless these have no data. Returns a function with the module's `zero_grad`, `named_parameters` and
     `named_buffers`."""
     own = _own(mod)
     versions = Versions(

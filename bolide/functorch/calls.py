@@ -97,8 +97,9 @@ class Taken(NamedTuple):
             assert leaf._base is not None
             return leaf._base
         storage = leaf.untyped_storage()
-        whole = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
-        return whole.set_(storage, 0, (storage.nbytes() // leaf.element_size(),), (1,))  # type: ignore[call-overload, no-any-return]
+        whole: Any = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
+        tensor: Tensor = whole.set_(storage, 0, (storage.nbytes() // leaf.element_size(),), (1,))
+        return tensor
 
 
 class Given(NamedTuple):
@@ -120,8 +121,8 @@ class Version:
     `sizes`: the symbols, by name, as pairs of an input and a dimension; `layouts`: sizes and strides of inputs;
     `guards`: what is assumed of the symbols; `fixed`: leaves whose sizes, strides and offset have to be these;
     `apart`: inputs, with leaves that lie in their memory and may count writes by themselves; `reshaped`:
-    leaves that the call gives other sizes and strides, and by how much their offset changes; `generators`: where graphs
-    find random generators among the leaves; `held`: values that are known by their identity.
+    leaves that the call gives other sizes and strides, and by how much their offset changes; `generators`: where
+    graphs find random generators among the leaves; `held`: values that are known by their identity.
     """
 
     run: Runner
@@ -328,8 +329,8 @@ class _Offsets(Listener):
 
 
 class _Tracing:
-    """One trace of the function of a request. `families`: the leaves that share memory. Where what they are views of is
-    given (`merged`), that is the input, and the arguments are views made of it, which may be written to."""
+    """One trace of the function of a request. `families`: the leaves that share memory. Where what they are views of
+    is given (`merged`), that is the input, and the arguments are views made of it, which may be written to."""
 
     def __init__(
         self, request: Request, leaves: Leaves, families: Sequence[Sequence[int]], merged: Sequence[Taken | None] = ()
@@ -468,11 +469,12 @@ class _Tracing:
                 reshaped[at] = (*after[:-1], after[-1] - before[-1])
         return reshaped
 
-    def _given(self, leaf: object, outputs: list[TracedTensor], reshaped: Container[int]) -> Given:
+    def _given(self, leaf: Any, outputs: list[TracedTensor], reshaped: Container[int]) -> Given:
         """How a leaf of the result is made; adds to the outputs of the trace."""
         if isinstance(leaf, TracedFloat) or is_data(leaf):
             with self.trace.recording():
-                number = leaf.tensor if isinstance(leaf, TracedFloat) else torch.scalar_tensor(leaf, dtype=torch.int64)  # type: ignore[arg-type]
+                floats = isinstance(leaf, TracedFloat)
+                number = leaf.tensor if floats else torch.scalar_tensor(leaf, dtype=torch.int64)
             return Given("number", self._output(number, outputs))
         if not isinstance(leaf, Tensor):
             return Given("constant", bool(leaf) if isinstance(leaf, torch.SymBool) else _number(leaf))

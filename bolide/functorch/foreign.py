@@ -2,8 +2,8 @@
 return is taken back.
 
 Such a graph is functional: what is written to inputs are its first results. Its placeholders are the tensors of the
-program in order (a backward's: saved numbers, saved tensors, tangents); sizes are read from them. ``meta["val"]`` holds
-tensors without data.
+program in order (a backward's: saved numbers, saved tensors, tangents); sizes are read from them. ``meta["val"]``
+holds tensors without data.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _ours(node: fx.Node) -> Any:
 
 
 def _copied_into(part: fx.Graph, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> list[Any]:
-    """Copies the operations of a graph of others, whose placeholders are known; its results as they stand in `part`."""
+    """Copies the operations of a graph of others, whose placeholders are known; its results as they are in `part`."""
     for node in graph.nodes:
         if node.op == "output":
             continue

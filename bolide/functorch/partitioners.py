@@ -85,8 +85,8 @@ def __getattr__(name: str) -> Any:
 
 def partition(joint: Joint, strategy: Strategy = "min_cut", recomputable: Container[object] | None = None) -> Partition:
     """Splits `joint`. "default" saves what eager's formulas save; "min_cut" what costs the least time, but no more
-    bytes (beyond rounding); anything else is called. `recomputable`: the operations that may be done again (None: those
-    that cost little).
+    bytes (beyond rounding); anything else is called. `recomputable`: the operations that may be done again (None:
+    those that cost little).
     """
     if callable(strategy):
         return strategy(joint)

@@ -1,5 +1,5 @@
-"""Symbolic sizes as PyTorch's tools read them: `SymInt`s of PyTorch's, over expressions of sympy. Loaded late: sympy is
-slow to import."""
+"""Symbolic sizes as PyTorch's tools read them: `SymInt`s of PyTorch's, over expressions of sympy. Loaded late: sympy
+is slow to import."""
 
 from __future__ import annotations
 
