@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from bolide.functorch.aot_autograd import aot_module_simplified
 from bolide.functorch.foreign import default_partition
@@ -116,17 +118,19 @@ def graph_fails(graph: fx.GraphModule, inps: Sequence[object]) -> bool:
         return False
     try:
         compiled = ts_compile(fx.GraphModule(graph, copy.deepcopy(graph.graph)), _copies(inps))
-        torch.testing.assert_close(_run(lambda *inputs: compiled(list(inputs)), inps), expected, equal_nan=True)
+        actual = _run(lambda *inputs: compiled(list(inputs)), inps)
+        torch.testing.assert_close(actual, expected, equal_nan=True)
     except Exception:
         return True
     return False
 
 
-def _run(f: Callable[..., object], inps: Sequence[object]) -> object:
-    """The results for copies of the inputs, with the same random numbers each time."""
+def _run(f: Callable[..., object], inps: Sequence[object]) -> list[object]:
+    """The results for copies of the inputs, in flat form, with the same random numbers each time."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return f(*_copies(inps))
+        flat = pytree.tree_leaves(f(*_copies(inps)))
+    return [math.nan if value is None else value for value in flat]
 
 
 def _copies(values: Sequence[object]) -> list[object]:

@@ -617,6 +617,10 @@ def test_graph_fails_asks_whether_the_compiled_graph_does_the_same() -> None:
     assert compilers.graph_fails(unscriptable(), args)
     assert not compilers.graph_fails(traced(program, *inputs()), list(inputs()))
     assert not compilers.graph_fails(traced(lambda x: x + torch.rand(3), torch.ones(3)), [torch.ones(3)])
+    assert not compilers.graph_fails(traced(lambda x: (None, x * 2), torch.ones(3)), [torch.ones(3)])
+    wrong = fx.Graph()  # TorchScript has another answer than Python
+    wrong.output((wrong.call_function(torch.jit.is_scripting), wrong.placeholder("x")))
+    assert compilers.graph_fails(fx.GraphModule({}, wrong), [torch.ones(2)])
     assert not compilers.graph_fails(traced(torch.mm, *inputs()), [torch.ones(3), torch.ones(3)]), "eager fails too"
 
 
