@@ -418,7 +418,7 @@ class _Tracing:
     def _version(self, spec: pytree.TreeSpec) -> Version:
         trace, request = self.trace, self.request
         args, kwargs = pytree.tree_unflatten([self.traced.get(id(leaf), leaf) for leaf in self.leaves], spec)
-        with trace.recording(), _autocast_without_cache():
+        with trace.recording(), _autocast_without_cache(), _said_to_be_compiling():
             result = request.function(*args, **kwargs)
         flat, result_spec = pytree.tree_flatten(result)
         outputs: list[TracedTensor] = []
@@ -503,6 +503,16 @@ def _number(value: Any) -> Any:
     if isinstance(value, torch.SymFloat) and isinstance(value.node.expr, Ratio):
         return value.node.expr
     return as_expr(value) if isinstance(value, torch.SymInt) else value
+
+
+@contextmanager
+def _said_to_be_compiling() -> Iterator[None]:
+    """`torch.compiler.is_compiling()` is true: models leave out what depends on data then."""
+    before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 @contextmanager

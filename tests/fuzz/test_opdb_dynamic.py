@@ -50,6 +50,7 @@ COUNT = 25  # operations and modules of a run in CI
 BACKENDS = ("eager", "aot_eager", "inductor")
 LIMIT = 60.0  # for a sample
 UNDEFINED = ("empty", "resize_")  # what these give has no values to compare
+ROWS_ONLY = ("native_group_norm",)  # eager reads a weight with gaps as if it were dense: its values are wrong there
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 1e-2, torch.float64: 1e-7, torch.complex128: 1e-7}
 #: kinds of calls that run in eager for a fault of ours
 OURS = ("bug", "user_exception")
@@ -354,7 +355,7 @@ def work(task: Task, options: Options, write: Any) -> None:
     for dtype in task.subject.dtypes(options.every_dtype):
         torch.manual_seed(zlib.crc32(f"{options.seed} {task.subject.name} {dtype}".encode()))
         samples = task.subject.samples(dtype)
-        if options.layouts:
+        if options.layouts and task.subject.name not in ROWS_ONLY:
             rng = random.Random(f"{options.seed} {task.subject.name} {dtype}")
             samples = (
                 (function, rearranged(arguments, rng)) for function, arguments in samples if _has_order(arguments)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from bolide.functorch.cost import hint
 from bolide.functorch.graphs import aten, copied, give, is_getitem, output_node, placeholders, results
 from bolide.functorch.passes.simplify import remove_dead
 from bolide.symbolic import contiguous_strides
@@ -72,12 +73,22 @@ def _is_zero_gradient(node: fx.Node) -> bool:
 
 
 def _zeros(reader: fx.Node, meta: TensorMeta) -> fx.Node:
+    """Zeros in place of a tangent, with its order of dimensions in memory: layouts of what follows depend on it."""
+    order = sorted(range(meta.ndim), key=lambda dim: -hint(meta.stride[dim]))
+    shape = tuple([meta.shape[dim] for dim in order])
+    options: dict[str, Any] = {"dtype": meta.dtype, "device": meta.device}
     with reader.graph.inserting_before(reader):
-        options: dict[str, Any] = {"dtype": meta.dtype, "device": meta.device}
-        sizes = [_extent(reader.graph, size) for size in meta.shape]
-        zeros = reader.graph.call_function(aten.full.default, (sizes, 0), options)
-    zeros.meta = {**reader.meta, "val": meta._replace(stride=contiguous_strides(meta.shape), offset=0)}
-    return zeros
+        zeros = reader.graph.call_function(
+            aten.full.default, ([_extent(reader.graph, size) for size in shape], 0), options
+        )
+        zeros.meta = {**reader.meta, "val": meta._replace(shape=shape, stride=contiguous_strides(shape), offset=0)}
+        if order == sorted(order):
+            return zeros
+        back = [order.index(dim) for dim in range(meta.ndim)]
+        turned = reader.graph.call_function(aten.permute.default, (zeros, back))
+    stride = tuple([zeros.meta["val"].stride[place] for place in back])
+    turned.meta = {**reader.meta, "val": meta._replace(stride=stride, offset=0)}
+    return turned
 
 
 def _extent(graph: fx.Graph, size: int | torch.SymInt) -> int | fx.Node:
