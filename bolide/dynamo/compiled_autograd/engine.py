@@ -26,6 +26,7 @@ class _Passes(threading.local):
 
     outputs: Sequence[End] = ()
     inputs: Sequence[End] = ()
+    running = False
     queues: list[list[Callable[[], None]]]
 
     def __init__(self) -> None:
@@ -65,20 +66,20 @@ class _Engine:
             _passes.outputs, _passes.inputs, _passes.queues = around
 
 
-_may_capture = threading.Lock()
+_turn = threading.RLock()
 
 
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Around a backward pass. Torch's hook refuses one while another one is captured, or runs so, in the process: it
-    is the engine's."""
-    alone = _may_capture.acquire(blocking=False)
-    try:
-        with contextlib.nullcontext() if alone else modes.uncaptured:
-            yield
-    finally:
-        if alone:
-            _may_capture.release()
+    """Around a backward pass. Torch's hook is one for the process and knows one pass at a time: threads take turns, and
+    a pass inside of another one is the engine's."""
+    with _turn:
+        inside, _passes.running = _passes.running, True
+        try:
+            with modes.uncaptured if inside else contextlib.nullcontext():
+                yield
+        finally:
+            _passes.running = inside
 
 
 def install() -> None:

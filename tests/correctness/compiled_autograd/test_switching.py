@@ -149,7 +149,7 @@ def test_inputs_are_released_as_they_are_consumed() -> None:
 
 
 def test_threads() -> None:
-    """Where two meet, one pass is the engine's; afterwards passes are captured as before."""
+    """They take turns; afterwards passes are captured as before."""
     compiled_autograd.reset()
     failed: list[BaseException] = []
 
