@@ -29,7 +29,7 @@ ROUNDS = 9
 @contextlib.contextmanager
 def partitions(seconds: list[float]) -> Iterator[None]:
     """Notes how long each partition takes."""
-    plain: Callable[..., Any] = aot._partitioned
+    plain: Callable[..., Any] = aot.partitioned
 
     def timed(*args: Any) -> Any:
         start = time.process_time()
@@ -37,11 +37,11 @@ def partitions(seconds: list[float]) -> Iterator[None]:
         seconds.append(time.process_time() - start)
         return result
 
-    aot._partitioned = timed
+    aot.partitioned = timed
     try:
         yield
     finally:
-        aot._partitioned = plain
+        aot.partitioned = plain
 
 
 def saved_bytes(forward: Callable[[], Tensor], module: torch.nn.Module) -> int:

@@ -5,7 +5,7 @@ included.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -189,13 +189,14 @@ def _compile_training(trace: Trace, signature: Signature, request: _Request) -> 
     return differentiable(forward, backward, crossing, apart, anchored)
 
 
-def _partitioned(joint: Joint, strategy: Strategy) -> Partition:
+def partitioned(joint: Joint, strategy: Strategy, recomputable: Container[object] | None = None) -> Partition:
+    """As `partition`, but "min_cut" keeps to the activation-memory budget."""
     budget = config.activation_memory_budget
     if strategy != "min_cut" or budget == 1:
-        return partition(joint, strategy)
+        return partition(joint, strategy, recomputable)
     from bolide.functorch.cuts.budget import partition_within
 
-    return partition_within(joint, budget)
+    return partition_within(joint, budget, recomputable)
 
 
 def _differentiated(
@@ -211,7 +212,7 @@ def _differentiated(
     if not request.plain:
         split_norms(joint.graph, forward_nodes(joint), trace.shapes if trace.has_symbols else None)
     run_passes(joint.graph, request.name)
-    parts = _partitioned(joint, request.strategy)
+    parts = partitioned(joint, request.strategy)
     if events.subscribers:
         values = saved_values(parts.saved)
         detail = {"nodes": len(joint.graph.nodes), "saved bytes": sum(v.bytes for v in values), "saved": values}

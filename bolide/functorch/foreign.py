@@ -18,8 +18,7 @@ import torch
 import torch.fx as fx
 from torch.fx.passes.shape_prop import TensorMetadata
 
-from bolide.functorch.config import config
-from bolide.functorch.cuts.budget import partition_within
+from bolide.functorch.aot import partitioned
 from bolide.functorch.graph_compilers.drawing import draw_graph
 from bolide.functorch.graphs import (
     aten,
@@ -32,7 +31,7 @@ from bolide.functorch.graphs import (
     results,
     root,
 )
-from bolide.functorch.partitioners import Joint, Partition, Strategy, partition
+from bolide.functorch.partitioners import Joint, Partition, Strategy
 from bolide.symbolic import same_size
 from bolide.tracing.described import describe
 from bolide.tracing.fallible import done
@@ -293,11 +292,7 @@ def _partitioned(
     inputs = sum("tangents" not in str(slot.target) for slot in slots)
     writes = graph.find_nodes(op="call_function", target=aten.copy_.default)
     written = frozenset(at for at, slot in enumerate(slots) if any(write.args[0] is slot for write in writes))
-    joint, budget = Joint(graph, inputs, outputs, written), config.activation_memory_budget
-    if strategy == "min_cut" and budget < 1:
-        parts = partition_within(joint, budget, recomputable)
-    else:
-        parts = partition(joint, strategy, recomputable)
+    parts = partitioned(Joint(graph, inputs, outputs, written), strategy, recomputable)
     pool = [*placeholders(parts.forward), *results(parts.forward)]
     give(parts.forward, [*pool[inputs : inputs + outputs], *(pool[at] for at in parts.saved_at)])
     slots = placeholders(parts.backward)

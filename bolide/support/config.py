@@ -52,7 +52,7 @@ class Option:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, self.choices))}, not {value!r}")
             return
         accepted = (type(self.default), *self.types)
-        if type(value) not in accepted:
+        if type(value) not in accepted and not (type(value) is int and float in accepted):
             names = " or ".join("None" if cls is type(None) else cls.__name__ for cls in accepted)
             raise TypeError(f"{name} must be {names}, not {type(value).__name__} ({value!r})")
 

@@ -129,7 +129,7 @@ def test_a_smaller_budget_never_needs_more(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(sizes) == 12 and sizes == sorted(sizes) and len(set(sizes)) > 6, sizes
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.5])
+@pytest.mark.parametrize("share", [-0.1, 1.5, 2])
 def test_a_share_is_between_0_and_1(share: float) -> None:
     x = torch.randn(4, requires_grad=True)
     with config.patch(activation_memory_budget=share), pytest.raises(Exception, match="not a share between 0 and 1"):
