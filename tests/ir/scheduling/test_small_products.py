@@ -53,12 +53,13 @@ def test_every_orientation(dtype, left, right, batch) -> None:
         return (torch.bmm if batch else torch.mm)(left(a), right(b))
 
     a, b = stored(left, *batch, rows, inner, dtype=dtype), stored(right, *batch, inner, columns, dtype=dtype)
-    exact, eager = multiply(a.double(), b.double()), multiply(a, b)
     graph = check(multiply, a, b, rtol=1e-4, atol=1e-4)
     assert calls(graph) == []
     if dtype is torch.float32:
-        worst = max((eager - exact).abs().max().item(), exact.abs().max().item() * 2**-24)
-        assert (graph([a, b])[0] - exact).abs().max().item() <= 3 * worst
+        # Roundings of a sum are independent, so they grow with the root of its length (Higham, Mary, "A new approach
+        # to probabilistic rounding error analysis", 2019).
+        bound = 2 * inner**0.5 * 2**-24 * multiply(a.double().abs(), b.double().abs())
+        assert ((graph([a, b])[0] - multiply(a.double(), b.double())).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("rows", range(4, 14))
