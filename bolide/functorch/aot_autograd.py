@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.utils import stateless
-from torch.utils import _pytree as pytree
 
 from bolide.functorch.calls import Compiler, Function, Request, Versions, progress
 from bolide.functorch.foreign import PartitionFn, default_partition
@@ -212,7 +211,8 @@ def aot_module_simplified(
         )
     )
     if not any(isinstance(arg, torch.SymInt) or computes_itself(type(arg)) for arg in args):
-        versions.find(*pytree.tree_flatten(((own, tuple(args), {}), {})))
+        leaves, spec, _ = versions.flattened((own, tuple(args), {}), {})
+        versions.find(leaves, spec)
 
     def forward(*args: object) -> Any:
         return versions(own, args, {})

@@ -9,19 +9,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from bolide.functorch.aot import compile_trace
 from bolide.functorch.foreign import Outgoing, PartitionFn, outgoing, split_by
 from bolide.functorch.graphs import GraphInfo, Runner, constants_of, is_size, is_tensor, placeholders
 from bolide.functorch.signature import with_sizes
+from bolide.functorch.wrapped import Wrappers, finished, has_wrappers, taken_apart
 from bolide.support.errors import Refuted, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.support.locks import compiling
@@ -32,6 +34,7 @@ from bolide.tracing.numbers.scalars import TracedFloat
 from bolide.tracing.operations.generators import is_default, stand_in
 from bolide.tracing.rng import GeneratorSlot
 from bolide.tracing.tensor import Listener, computes_itself
+from bolide.tracing.wrappers import GradientOfOtherForm, is_made_of_parts, plain_parts
 
 Function = Callable[..., Any]
 Compiler = Callable[..., Function]
@@ -188,16 +191,30 @@ class Versions:
 
     request: Request
     known: dict[object, list[Version]] = field(default_factory=dict)
+    by_handles: bool = False
+
+    def flattened(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Leaves, pytree.TreeSpec, Leaves]:
+        """The leaves of arguments, those of wrappers in place of these, their structure, and the wrappers."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        wrappers = {id(leaf): leaf for leaf in leaves if is_made_of_parts(leaf)}
+        if wrappers:
+            places = enumerate(wrappers.items())
+            apart = {known: taken_apart(leaf, place, self.by_handles) for place, (known, leaf) in places}
+            leaves, spec = pytree.tree_flatten(spec.unflatten([apart.get(id(leaf), leaf) for leaf in leaves]))
+        return leaves, spec, [*wrappers.values()]
 
     def find(self, leaves: Leaves, spec: pytree.TreeSpec) -> Version:
         """The version for a call, which is compiled if there is none."""
-        key = (spec, _surroundings(), *_kinds(leaves, self.request.dynamic))
+        request = self.request
+        if request.dynamic and has_wrappers(spec):
+            request = replace(request, dynamic=False)
+        key = (spec, _surroundings(), *_kinds(leaves, request.dynamic))
         version = self._known(key, leaves)
         if version is None:
             with compiling:
                 version = self._known(key, leaves)
                 if version is None:
-                    version = compiled(self.request, leaves, spec)
+                    version = compiled(request, leaves, spec)
                     self.known.setdefault(key, []).append(version)
         return version
 
@@ -205,18 +222,28 @@ class Versions:
         return next((version for version in self.known.get(key, ()) if version.fits(leaves)), None)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if any(_is_inside(leaf) for leaf in leaves):
+        if any(_is_inside(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
             return self.request.function(*args, **kwargs)
+        leaves, spec, wrappers = self.flattened(args, kwargs)
         try:
-            return self.find(leaves, spec)(leaves)
+            return finished(self.find(leaves, spec)(leaves), wrappers)
+        except GradientOfOtherForm:
+            if self.by_handles or not wrappers:
+                raise
+            self.by_handles = True
+            return self(*args, **kwargs)
         except Refuted:
             return self.request.function(*args, **kwargs)
 
 
 def _is_inside(leaf: object) -> bool:
-    """Whether a leaf belongs to what is being compiled, or to a transform."""
-    return isinstance(leaf, Tensor) and (isinstance(leaf, TracedTensor) or is_functorch_wrapped_tensor(leaf))
+    """Whether a leaf belongs to what is being compiled, or to a transform, or has no data of its own."""
+    if is_made_of_parts(leaf):
+        return any(map(_is_inside, plain_parts(leaf)))
+    if not isinstance(leaf, Tensor):
+        return False
+    transformed = is_functorch_wrapped_tensor(leaf) or torch._is_functional_tensor(leaf)
+    return transformed or isinstance(leaf, (TracedTensor, FakeTensor))
 
 
 # ---- what a version serves ---------------------------------------------------------------------------------------
@@ -419,7 +446,9 @@ class _Tracing:
         trace, request = self.trace, self.request
         args, kwargs = pytree.tree_unflatten([self.traced.get(id(leaf), leaf) for leaf in self.leaves], spec)
         with trace.recording(), _autocast_without_cache(), _said_to_be_compiling():
-            result = request.function(*args, **kwargs)
+            wrappers = Wrappers()
+            args, kwargs = wrappers.together((args, kwargs))
+            result = wrappers.apart(request.function(*args, **kwargs))
         flat, result_spec = pytree.tree_flatten(result)
         outputs: list[TracedTensor] = []
         reshaped = self._reshaped()

@@ -389,10 +389,12 @@ def has_python_eq(vm: Machine, container: Any, item: Any = None) -> bool:
 
 def is_lazy(vm: Machine, value: object) -> bool:
     """Whether only the program can iterate over a value."""
-    if type(value) in (Generator, TracedTensor):  # a traced tensor's own __iter__ is run as it is
+    if type(value) in (Generator, TracedTensor):
         return type(value) is Generator
     cls = class_of(value)
-    return cls not in PLAIN and vm.world.classes.python_method(cls, "__iter__") is not None
+    if cls in PLAIN:
+        return False
+    return vm.world.classes.python_method(cls, "__iter__") not in (None, torch.Tensor.__iter__)  # that is run as it is
 
 
 def native_iterable(vm: Machine, value: object) -> Any:

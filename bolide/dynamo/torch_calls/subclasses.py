@@ -13,8 +13,7 @@ which puts the gradient together. A wrapper that leaves is taken apart (`Opened`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -31,6 +30,18 @@ from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
 from bolide.tracing import STANDS_FOR, TracedTensor, is_stand_in
+from bolide.tracing.wrappers import (
+    Form,
+    closed,
+    comparable,
+    form_from,
+    form_of,
+    given,
+    handles,
+    opened,
+    plain_parts,
+    unflatten,
+)
 
 _PROTOCOL = ("__tensor_flatten__", "__tensor_unflatten__")
 
@@ -104,10 +115,7 @@ def _make_wrapper(vm: Machine, cls: type, *others: Any, **options: Any) -> objec
     if not is_wrapper(cls):
         raise _refused(vm, cls, "does not say what it is made of, or inherits how it computes")
     vm.world.trace.functional_only, vm.world.trace.derivation.is_own = "a subclass of Tensor computes", True
-    wrapper = torch.Tensor._make_wrapper_subclass(_stand_in(vm, cls), *others, **options)
-    if wrapper.requires_grad and torch.is_grad_enabled():
-        raise _refused(vm, cls, "is made that requires grad")
-    return wrapper
+    return torch.Tensor._make_wrapper_subclass(_stand_in(vm, cls), *others, **options)
 
 
 def _refused(vm: Machine, cls: Any, why: str) -> Unsupported:
@@ -125,29 +133,39 @@ def as_leaf(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def facts(real: Any) -> tuple[Any, ...]:
-    """What is known of a wrapper beside its parts."""
-    names, context = real.__tensor_flatten__()
-    known = tuple(context.items()) if type(context) is dict else context
+    """What is known of a wrapper beside its parts and its context."""
     layout = (tuple(real.shape), real.stride(), real.dtype, real.device)
     hooks = bool(real._backward_hooks) or bool(real._post_accumulate_grad_hooks)
     history = (real.requires_grad, real.is_leaf, hooks)
-    return (tuple(names), *layout, *history, isinstance(real, torch.nn.Parameter), known)
+    return (tuple(real.__tensor_flatten__()[0]), *layout, *history, isinstance(real, torch.nn.Parameter))
+
+
+def context_of(real: Any) -> Any:
+    """What a wrapper says of itself."""
+    return real.__tensor_flatten__()[1]
+
+
+def known_context(real: Any) -> object:
+    """As `context_of`, as a value that may be a constant."""
+    return comparable(context_of(real))
 
 
 def wrap_parts(world: World, real: Any, source: Source) -> Any:
     """The stand-in for a wrapper from outside, around its parts, which are inputs."""
     cls: Any = type(real)
-    described, where = facts(real), world.guards.where()
-    if not is_constant(described):
-        raise Unsupported(f"what a {cls.__name__} says of itself is no constant", where, None, "input")
-    world.guards.add(source, "type", cls)
-    world.guards.add(Source("apply", source, (), facts), "equals", described)
     names, context = real.__tensor_flatten__()
+    known = comparable(context)
+    world.guards.add(source, "type", cls)
+    world.guards.add(Source("apply", source, (), facts), "equals", facts(real))
+    if is_constant(known):
+        world.guards.add(Source("apply", source, (), known_context), "equals", known)
+    else:
+        context = world.wrap(context, Source("apply", source, (), context_of))
     parts = {name: world.wrap(getattr(real, name), attribute_source(source, name)) for name in names}
     stand_in = world.program.evaluate(cls.__tensor_unflatten__, [parts, context, real.size(), real.stride()])
     if class_of(stand_in) is not cls:
         reason = f"{cls.__name__}.__tensor_unflatten__ makes a {class_of(stand_in).__name__}"
-        raise Unsupported(reason, where, None, "input")
+        raise Unsupported(reason, world.guards.where(), None, "input")
     if real.requires_grad:
         stand_in = _with_history(world, real, source, stand_in)
     if isinstance(real, torch.nn.Parameter):
@@ -162,12 +180,11 @@ def _with_history(world: World, real: Any, source: Source, stand_in: Any) -> Any
     root = Source("apply", source, (), handles)
     ends = for_real(handles, real)
     places = [place for place, handle in enumerate(ends) if handle.requires_grad]
-    given: list[Any] = [None] * len(ends)
+    inputs: list[Any] = [None] * len(ends)
     for place in places:
         leaf = for_real(as_leaf, ends[place])
-        given[place] = world.inputs.add(ends[place], Source("item", root, place), leaf)
-    with torch.enable_grad():  # its history begins at the handles
-        return _Given.apply([stand_in], form_of(stand_in, class_of), class_of, *given)  # type: ignore[no-untyped-call]
+        inputs[place] = world.inputs.add(ends[place], Source("item", root, place), leaf)
+    return given(stand_in, form_of(stand_in, class_of), inputs, class_of)
 
 
 def _recipe(rebuilder: Rebuilder, value: Any) -> Recipe | None:
@@ -186,7 +203,7 @@ def _with_history_outside(rebuilder: Rebuilder, value: Any) -> Recipe:
     """A wrapper that requires grad is made of results with its history."""
     world, form = rebuilder.world, form_of(value, class_of)
     derived = all(part.is_floating_point() or part.is_complex() for part in plain_parts(value))
-    if not derived or value.is_leaf or not is_constant(_described(form)):
+    if not derived or value.is_leaf:
         reason = f"a {form.cls.__name__}, a subclass of Tensor, that requires grad leaves the function"
         raise Unsupported(reason, world.guards.where(), "return what it is made of", "escape")
 
@@ -194,155 +211,14 @@ def _with_history_outside(rebuilder: Rebuilder, value: Any) -> Recipe:
         return world.program.evaluate(cls.__tensor_unflatten__, list(given))
 
     parts = tuple(map(rebuilder.recipe, opened(value, form, make)))
-    return Recipe("call", closed, (Recipe("constant", form), *parts))
+    return Recipe("call", closed, (_form_recipe(rebuilder, form), *parts))
 
 
-def _described(form: Form) -> Any:
-    """What a form says, as far as it may have to be a constant."""
-    known = tuple(form.context.items()) if type(form.context) is dict else form.context
-    return (known, form.size, form.stride, *(_described(part) for part in form.parts if part is not None))
+def _form_recipe(rebuilder: Rebuilder, form: Form) -> Recipe:
+    context, size, stride = map(rebuilder.recipe, (form.context, form.size, form.stride))
+    parts = [Recipe("constant", None) if part is None else _form_recipe(rebuilder, part) for part in form.parts]
+    constants = (Recipe("constant", form.cls), Recipe("constant", form.names))
+    return Recipe("call", form_from, (*constants, context, size, stride, *parts))
 
 
 RECIPES[torch.Tensor] = _recipe
-
-
-# ---- gradients -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Form:
-    """How a wrapper is put together of plain tensors: what `__tensor_flatten__` says, and the forms of its parts (None:
-    a plain tensor)."""
-
-    cls: Any
-    names: tuple[str, ...]
-    context: Any
-    size: tuple[Any, ...]
-    stride: tuple[Any, ...] = field(compare=False)
-    parts: tuple[Form | None, ...]
-
-
-def is_made_of_parts(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__")
-
-
-def form_of(value: Any, class_of: Callable[[Any], Any] = type) -> Form:
-    names, context = value.__tensor_flatten__()
-    parts = [getattr(value, name) for name in names]
-    forms = tuple(form_of(part, class_of) if is_made_of_parts(part) else None for part in parts)
-    return Form(class_of(value), tuple(names), context, tuple(value.shape), value.stride(), forms)
-
-
-def plain_parts(value: Any) -> list[Any]:
-    """The plain tensors that a wrapper is made of."""
-    parts: list[Any] = []
-    for name in value.__tensor_flatten__()[0]:
-        part = getattr(value, name)
-        parts += plain_parts(part) if is_made_of_parts(part) else [part]
-    return parts
-
-
-def put_together(form: Form, plain: Iterator[Any], make: Callable[..., Any]) -> Any:
-    """The wrapper of this form; `make` calls a class's `__tensor_unflatten__`."""
-    parts = {
-        name: next(plain) if part is None else put_together(part, plain, make)
-        for name, part in zip(form.names, form.parts)
-    }
-    return make(form.cls, parts, form.context, torch.Size(form.size), form.stride)
-
-
-def unflatten(cls: Any, parts: dict[str, Any], context: object, size: Sequence[int], stride: object) -> Any:
-    return cls.__tensor_unflatten__(parts, context, torch.Size(size), stride)
-
-
-# ---- when the call is made -------------------------------------------------------------------------------------------
-
-
-class _Handles(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, real: Any) -> Any:
-        ctx.form, plain = form_of(real), plain_parts(real)
-        ctx.set_materialize_grads(False)
-        return tuple([_empty(part) for part in plain] + [_empty(real)])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        *parts, whole = gradients
-        if all(part is None for part in parts):
-            return whole
-        gradient = put_together(ctx.form, iter(parts), unflatten)
-        return gradient if whole is None else gradient + whole
-
-
-def _empty(like: Any) -> torch.Tensor:
-    """A plain tensor of the size and type of another one, without memory of its own."""
-    return torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape)
-
-
-def handles(real: Any) -> tuple[torch.Tensor, ...]:
-    """For each plain tensor that a wrapper is made of, and for itself, a plain tensor whose gradient is passed on."""
-    with torch.enable_grad():
-        return _Handles.apply(real)  # type: ignore[no-untyped-call,no-any-return]
-
-
-class _Closed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, form: Form, *plain: Any) -> Any:
-        ctx.form = form
-        return put_together(form, iter([part.detach() for part in plain]), unflatten)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        if form_of(gradient) != ctx.form if type(gradient) is ctx.form.cls else True:
-            name = ctx.form.cls.__name__
-            raise RuntimeError(
-                f"bolide: the gradient of a {name} that a compiled function has returned is a "
-                f"{type(gradient).__name__}, or a {name} of another form, which it was not compiled for. "
-                "Remedy: compute the loss inside the compiled function."
-            )
-        return None, *plain_parts(gradient)
-
-
-def closed(form: Form, *plain: Any) -> Any:
-    """A wrapper of results of the graph, with their history."""
-    return _Closed.apply(form, *plain)  # type: ignore[no-untyped-call]
-
-
-# ---- in the program --------------------------------------------------------------------------------------------------
-
-
-class _Given(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, wrapper: list[Any], form: Form, class_of: Any, *given: Any) -> Any:
-        ctx.form, ctx.class_of = form, class_of
-        ctx.count = len(given)
-        return wrapper[0]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        parts = [None] * (ctx.count - 1)
-        if not is_made_of_parts(gradient):
-            return None, None, None, *parts, gradient
-        if form_of(gradient, ctx.class_of) != ctx.form:
-            reason = f"the gradient of a {ctx.form.cls.__name__}, a subclass of Tensor, is one of another form"
-            raise Unsupported(reason, None, "call the function under no_grad", "input")
-        return None, None, None, *plain_parts(gradient), None
-
-
-class _Opened(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, wrapper: Any, form: Form, make: Any) -> Any:
-        ctx.form, ctx.make = form, make
-        ctx.set_materialize_grads(False)
-        ctx.plain = [part.detach() for part in plain_parts(wrapper)]
-        return tuple(ctx.plain)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        filled = [torch.zeros_like(t) if given is None else given for given, t in zip(gradients, ctx.plain)]
-        return put_together(ctx.form, iter(filled), ctx.make), None, None
-
-
-def opened(wrapper: Any, form: Form, make: Callable[..., Any]) -> Sequence[Any]:
-    """The plain tensors that a wrapper with a history is made of, with that history."""
-    return _Opened.apply(wrapper, form, make)  # type: ignore[no-untyped-call,no-any-return]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch.masked import masked_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 
 import bolide
 
@@ -36,7 +38,7 @@ def _opened(value: Any) -> Any:
     def opened(one: Any) -> Any:
         if type(one) in (TwoTensor, Own):
             numbers = (*one.shape, *one.stride())
-            return type(one).__name__, one.a, one.b, numbers, [type(number).__name__ for number in numbers]
+            return type(one).__name__, _opened([one.a, one.b]), numbers, [type(number).__name__ for number in numbers]
         return (type(one).__name__, one.get_data(), one.get_mask()) if hasattr(one, "get_mask") else one
 
     return pytree.tree_map(opened, value)
@@ -112,3 +114,96 @@ def test_wrappers_of_changing_sizes_have_numbers_for_sizes(program: Callable[...
     for size in (4, 6, 9, 6):
         given = TwoTensor(torch.randn(4, size), torch.randn(4, size))
         _agree(compiled(given), program(given))
+
+
+class Noted(TwoTensor):
+    """What it says of itself is a list, which may hold objects of the program's."""
+
+    notes: Any = ()
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a", "b"], [*self.notes]
+
+    @staticmethod
+    def __tensor_unflatten__(parts: Any, context: Any, size: Any, stride: Any) -> Any:
+        made = Noted(parts["a"], parts["b"])
+        made.notes = context
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        given = next(arg for arg in args if isinstance(arg, Noted))
+        if isinstance(result, TwoTensor):
+            result = Noted(result.a, result.b)
+            result.notes = given.notes
+        return result
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a wrapper says of itself."""
+
+    factor: float
+
+
+@pytest.mark.parametrize(
+    "notes", [["rows", (1, 3)], [{"group": 4}, [2]], [Layout(2.0)]], ids=["list", "dict", "object"]
+)
+def test_what_wrappers_say_of_themselves_may_be_containers_and_objects(notes: Any) -> None:
+    def fn(t: Any) -> Any:
+        return t * (t.notes[0].factor if isinstance(t.notes[0], Layout) else len(t.notes)), t
+
+    compiled = bolide.compile(fn, fullgraph=True)
+    for said in (notes, notes, notes, [Layout(3.0)]):
+        t = Noted(torch.randn(3), torch.randn(3))
+        t.notes = said
+        found, expected = compiled(t), fn(t)
+        for one, other in zip(found, expected):
+            torch.testing.assert_close((one.a, one.b), (other.a, other.b))
+            assert [*one.notes] == [*other.notes] == said
+    assert len(compiled._bolide.entries) == 2
+
+
+def test_wrappers_of_changing_sizes_leave_with_gradients() -> None:
+    def fn(t: Any, x: torch.Tensor) -> Any:
+        y = (t.sin() @ x).relu()
+        return y, y.T, TwoTensor(t, t).exp()
+
+    compiled = bolide.compile(fn, fullgraph=True)
+    for size in (4, 6, 9, 4):
+        a, b, x = (torch.randn(size, size) for _ in range(3))
+        found = []
+        for function in (compiled, fn):
+            t: Any = TwoTensor(a.clone(), b.clone()).requires_grad_()
+            results = function(t, x)
+            torch.autograd.backward([result.sum() for result in results])
+            found.append([*results, t.grad])
+        _agree(*found)
+
+
+def test_wrappers_that_require_grad_are_made_inside() -> None:
+    """They are leaves of the program's own: what is computed from them leads nowhere outside."""
+
+    def fn(x: torch.Tensor) -> Any:
+        made = TwoTensor(x.sin(), x.cos())
+        gradient = torch.autograd.grad((made * made).sum(), made)[0]
+        return made * 2, gradient, (made * 3).a.requires_grad
+
+    compiled = bolide.compile(fn, fullgraph=True)
+    for _ in range(2):
+        x = torch.randn(3, requires_grad=True)
+        found, expected = compiled(x), fn(x)
+        _agree(found, expected)
+        assert found[0].requires_grad and expected[0].requires_grad
+    with pytest.raises(bolide.Unsupported, match="that requires grad leaves the function"):
+        bolide.compile(lambda x: TwoTensor(x, x), fullgraph=True)(x)
+
+
+def test_helpers_of_torchs_make_wrappers() -> None:
+    def fn(t: Any) -> Any:
+        doubled = transform_subclass(t, lambda _, part: part * 2)
+        return doubled, is_traceable_wrapper_subclass(doubled), doubled.a + 1
+
+    t = TwoTensor(torch.randn(3, 2), torch.randn(3, 2))
+    _agree(bolide.compile(fn, fullgraph=True)(t), fn(t))

@@ -1,0 +1,206 @@
+"""Wrapper subclasses of Tensor: tensors made of tensors, as `__tensor_flatten__` says. How one is put together, and how
+gradients go through taking it apart (`opened`) and putting it together (`closed`).
+
+Autograd sees a wrapper as one tensor; graphs know the plain tensors that it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from bolide.support.errors import Unsupported
+
+Value = Any
+"""A wrapper or a plain tensor, real or traced; or a Function's context."""
+ClassOf = Callable[[Value], type]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a wrapper is put together of plain tensors: what `__tensor_flatten__` says, and the forms of its parts (None:
+    a plain tensor). `known` is the context as a value to compare by."""
+
+    cls: Value
+    names: tuple[str, ...]
+    context: Value = field(compare=False)
+    known: object
+    size: tuple[Value, ...]
+    stride: tuple[Value, ...] = field(compare=False)
+    parts: tuple[Form | None, ...]
+
+
+def is_made_of_parts(value: Value) -> bool:
+    return isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__")
+
+
+def form_of(value: Value, class_of: ClassOf = type) -> Form:
+    names, context = value.__tensor_flatten__()
+    parts = [getattr(value, name) for name in names]
+    forms = tuple(form_of(part, class_of) if is_made_of_parts(part) else None for part in parts)
+    return form_from(class_of(value), tuple(names), context, value.shape, value.stride(), *forms)
+
+
+def form_from(
+    cls: Value, names: tuple[str, ...], context: object, size: Value, stride: Value, *parts: Form | None
+) -> Form:
+    return Form(cls, names, context, comparable(context), tuple(size), tuple(stride), parts)
+
+
+def comparable(context: object) -> object:
+    """What a wrapper says of itself, with its containers as tuples."""
+    if isinstance(context, dict):
+        return (type(context), *((key, comparable(value)) for key, value in context.items()))
+    if isinstance(context, (list, tuple)):
+        return (type(context), *map(comparable, context))
+    return context
+
+
+def plain_parts(value: Value) -> list[Value]:
+    """The plain tensors that a wrapper is made of."""
+    parts: list[Value] = []
+    for name in value.__tensor_flatten__()[0]:
+        part = getattr(value, name)
+        parts += plain_parts(part) if is_made_of_parts(part) else [part]
+    return parts
+
+
+def put_together(form: Form, plain: Iterator[Value], make: Callable[..., Value]) -> Value:
+    """The wrapper of this form; `make` calls a class's `__tensor_unflatten__`."""
+    parts = {
+        name: next(plain) if part is None else put_together(part, plain, make)
+        for name, part in zip(form.names, form.parts)
+    }
+    return make(form.cls, parts, form.context, torch.Size(form.size), form.stride)
+
+
+def unflatten(cls: Value, parts: dict[str, Value], context: object, size: Sequence[int], stride: object) -> Value:
+    return cls.__tensor_unflatten__(parts, context, torch.Size(size), stride)
+
+
+def numbers(form: Form) -> list[Value]:
+    """The sizes and strides that a form has."""
+    return [*form.size, *form.stride, *(number for part in form.parts if part is not None for number in numbers(part))]
+
+
+def with_numbers(form: Form, given: Iterator[Value]) -> Form:
+    """The form with these sizes and strides, in the order of `numbers`."""
+    size, stride = (tuple([next(given) for _ in places]) for places in (form.size, form.stride))
+    parts = tuple([None if part is None else with_numbers(part, given) for part in form.parts])
+    return replace(form, size=size, stride=stride, parts=parts)
+
+
+def without_numbers(form: Form) -> Form:
+    """What is the same for all sizes."""
+    return with_numbers(form, iter([None] * len(numbers(form))))
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+class GradientOfOtherForm(Unsupported):
+    """The gradient of a wrapper is none that its parts can be told of: not a wrapper of the same form."""
+
+    def __init__(self, form: Form, gradient: object) -> None:
+        name, cls = form.cls.__name__, type(gradient).__name__
+        found = "is one of another form" if is_made_of_parts(gradient) else f"is a {cls}"
+        reason = f"the gradient of a {name}, a subclass of Tensor, {found}"
+        super().__init__(reason, None, "call the function under no_grad", "input")
+
+
+def _zero(like: Value) -> torch.Tensor:
+    """A plain tensor of the size and type of another one, without memory of its own."""
+    zero: torch.Tensor = like.new_zeros(()).expand(like.shape)
+    return zero
+
+
+class _Opened(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Value, wrapper: Value, form: Form, make: Value) -> Value:
+        ctx.form, ctx.make = form, make
+        ctx.set_materialize_grads(False)
+        plain = [part.detach() for part in plain_parts(wrapper)]
+        ctx.zeros = list(map(_zero, plain))
+        return tuple(plain)
+
+    @staticmethod
+    def backward(ctx: Value, *gradients: Value) -> Value:
+        filled = [torch.zeros_like(zero) if given is None else given for given, zero in zip(gradients, ctx.zeros)]
+        return put_together(ctx.form, iter(filled), ctx.make), None, None
+
+
+def opened(wrapper: Value, form: Form, make: Callable[..., Value] = unflatten) -> Sequence[Value]:
+    """The plain tensors that a wrapper with a history is made of, with that history."""
+    return _Opened.apply(wrapper, form, make)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class _Closed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Value, form: Form, *plain: Value) -> Value:
+        ctx.form = form
+        return put_together(form, iter([part.detach() for part in plain]), unflatten)
+
+    @staticmethod
+    def backward(ctx: Value, gradient: Value) -> Value:
+        if form_of(gradient) != ctx.form if type(gradient) is ctx.form.cls else True:
+            name = ctx.form.cls.__name__
+            raise RuntimeError(
+                f"bolide: the gradient of a {name} that a compiled function has returned is a "
+                f"{type(gradient).__name__}, or a {name} of another form, which it was not compiled for. "
+                "Remedy: compute the loss inside the compiled function."
+            )
+        return None, *plain_parts(gradient)
+
+
+def closed(form: Form, *plain: Value) -> Value:
+    """A wrapper of the results of a graph, with their history."""
+    return _Closed.apply(form, *plain)  # type: ignore[no-untyped-call]
+
+
+class _Handles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Value, real: Value) -> Value:
+        ctx.form, plain = form_of(real), plain_parts(real)
+        ctx.set_materialize_grads(False)
+        whole = torch.zeros((), dtype=real.dtype, device=real.device).expand(real.shape)
+        return (*map(_zero, plain), whole)
+
+    @staticmethod
+    def backward(ctx: Value, *gradients: Value) -> Value:
+        *parts, whole = gradients
+        if all(part is None for part in parts):
+            return whole
+        gradient = put_together(ctx.form, iter(parts), unflatten)
+        return gradient if whole is None else gradient + whole
+
+
+def handles(real: Value) -> tuple[torch.Tensor, ...]:
+    """For each plain tensor that a wrapper is made of, and for itself, a plain tensor whose gradient is passed on."""
+    with torch.enable_grad():
+        return _Handles.apply(real)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class _Given(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Value, wrapper: list[Value], form: Form, class_of: Value, *ends: Value) -> Value:
+        ctx.form, ctx.class_of = form, class_of
+        ctx.spare = len(ends) - len(plain_parts(wrapper[0]))
+        ctx.count = len(ends)
+        return wrapper[0]
+
+    @staticmethod
+    def backward(ctx: Value, gradient: Value) -> Value:
+        if is_made_of_parts(gradient) and form_of(gradient, ctx.class_of) == ctx.form:
+            return None, None, None, *plain_parts(gradient), *[None] * ctx.spare
+        if is_made_of_parts(gradient) or not ctx.spare:
+            raise GradientOfOtherForm(ctx.form, gradient)
+        return None, None, None, *[None] * (ctx.count - 1), gradient
+
+
+def given(wrapper: Value, form: Form, ends: Sequence[Value], class_of: ClassOf = type) -> Value:
+    """A wrapper whose history begins at plain tensors, one for each that it is made of and maybe one for itself."""
+    with torch.enable_grad():
+        return _Given.apply([wrapper], form, class_of, *ends)  # type: ignore[no-untyped-call]
