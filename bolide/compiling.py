@@ -29,11 +29,13 @@ from bolide.dynamo.entry.capture import Decompositions, Table, capture, capture_
 from bolide.dynamo.entry.dispatch import Dispatcher
 from bolide.dynamo.entry.replay import Runner
 from bolide.dynamo.entry.versions import Wishes
+from bolide.dynamo.library.marks import assume_constant_result
 from bolide.dynamo.machine.calls import intercept
 from bolide.dynamo.program.captured import Captured
 from bolide.dynamo.state import original_of, state
 from bolide.dynamo.torch_calls.state import nested_compile
 from bolide.functorch import GraphCompiler
+from bolide.functorch.runtime.wrappers import Backward
 from bolide.support import events
 from bolide.support.errors import BolideWarning, Unsupported, UserFrame, unknown_name
 
@@ -348,4 +350,5 @@ def _capture_backwards(wanted: bool) -> None:
 
 
 intercept(compile)(nested_compile)
+assume_constant_result(Backward.module)
 config.watch("compiled_autograd", _capture_backwards)

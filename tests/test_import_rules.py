@@ -56,7 +56,7 @@ RARE = (
     "bolide.inductor.search",
     "bolide.functorch.cuts.mincut",
 )
-RARE += ("bolide.debug.repro", "bolide.functorch.cuts.budget")
+RARE += ("bolide.debug.repro", "bolide.functorch.cuts.budget", "bolide.functorch.runtime.inlined")
 SECOND = ("bolide.inductor.runtime.native",)
 """What a graph needs only when it has run some times."""
 LATE = tuple(f"{name}." for name in (*HEAVY, *RARE, *SECOND))

@@ -180,10 +180,12 @@ def _compile_training(trace: Trace, signature: Signature, request: _Request) -> 
         again = partial(_compile, request=replace(request, name=f"{request.name}.backward"))
         twice = second_order(tape, again, data=bool(trace.shapes.facts.names))
         eager = partial(in_eager, tape)
-    backward_for = _backward_for(parts, crossing, static, trace.constants, request)
+    graph_for = _graph_for(parts, crossing)
+    backward_for = _backward_for(graph_for, static, trace.constants, request)
     apart = [i for i, leaf in enumerate(trace.leaves) if leaf is not trace.inputs[i] and id(leaf) not in behind]
     anchored = not any(takes_gradient(leaf) and id(leaf) in behind for leaf in trace.leaves)
-    backward = Backward(crossing, backward_for, twice, eager, request.title)
+    module_for = partial(_traceable, graph_for, trace.constants, request.name)
+    backward = Backward(crossing, backward_for, module_for, twice, eager, request.title)
     if request.plain:
         backward.compiled_for(())
     return differentiable(forward, backward, crossing, apart, anchored)
@@ -220,23 +222,47 @@ def _differentiated(
     return joint, tape, parts
 
 
+BackwardGraph = tuple[fx.Graph, tuple[int, ...], int]
+
+
+def _graph_for(parts: Partition, crossing: Crossing) -> Callable[[tuple[int, ...]], BackwardGraph]:
+    """Gives the backward graph for the case that the tangents of some results do not come, the `flags` behind its
+    gradients (see `with_presence`), and how many tangents it takes."""
+    tangent_slots = placeholders(parts.backward)[len(parts.saved) :]
+    slot_of_result = dict(zip([i for i, stride in enumerate(crossing.tangents) if stride is not None], tangent_slots))
+
+    def graph_for(missing: tuple[int, ...]) -> BackwardGraph:
+        graph, present = parts.backward, dict(slot_of_result)
+        if missing:
+            graph = without_tangents(graph, tangent_slots, [present.pop(index) for index in missing])
+        slots = placeholders(graph)
+        return *with_presence(graph, slots[len(slots) - len(present) :]), len(present)
+
+    return graph_for
+
+
+def _traceable(
+    graph_for: Callable[[tuple[int, ...]], BackwardGraph],
+    constants: dict[str, torch.Tensor],
+    name: str,
+    missing: tuple[int, ...],
+) -> fx.GraphModule | None:
+    from bolide.functorch.runtime.inlined import traceable  # compiled autograd needs it, which few programs use
+
+    graph, flags, tangents = graph_for(missing)
+    return None if flags else traceable(graph, tangents, constants, name)
+
+
 def _backward_for(
-    parts: Partition,
-    crossing: Crossing,
+    graph_for: Callable[[tuple[int, ...]], BackwardGraph],
     static: frozenset[int],
     constants: dict[str, torch.Tensor],
     request: _Request,
 ) -> BackwardFor:
     """Compiles the backward graph; `static` are the saved values that are the same in every call."""
-    tangent_slots = placeholders(parts.backward)[len(parts.saved) :]
-    slot_of_result = dict(zip([i for i, stride in enumerate(crossing.tangents) if stride is not None], tangent_slots))
 
     def compiled(compiler: GraphCompiler, missing: tuple[int, ...]) -> Runner:
-        graph, present = parts.backward, dict(slot_of_result)
-        if missing:
-            graph = without_tangents(graph, tangent_slots, [present.pop(index) for index in missing])
-        slots = placeholders(graph)
-        graph, flags = with_presence(graph, slots[len(slots) - len(present) :])
+        graph, flags, _ = graph_for(missing)
         gradients = frozenset(index for index, value in enumerate(results(graph)) if isinstance(value, fx.Node))
         info = GraphInfo("backward", static, gradients)
         run = compiler(graph_module(graph, constants, request.name), info)

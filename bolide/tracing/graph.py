@@ -117,7 +117,7 @@ class LazyGraphModule(fx.GraphModule):
         return type(self).forward(self, *args)
 
 
-def graph_module(graph: fx.Graph, constants: dict[str, torch.Tensor], name: str) -> fx.GraphModule:
+def graph_module(graph: fx.Graph, constants: dict[str, torch.Tensor], name: str) -> LazyGraphModule:
     """Wraps a graph; `constants` are the real tensors that its ``get_attr`` nodes reach."""
     used = {node.target: constants[str(node.target)] for node in graph.find_nodes(op="get_attr")}
     return LazyGraphModule(used, graph, class_name=name)

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.fx as fx
 
 from bolide.functorch.graphs import Runner
 from bolide.functorch.runtime.second import SecondOrder
@@ -179,17 +180,21 @@ class Backward:
     from those, and neither do we). Saved values are released while it runs unless the graph is retained. With
     ``create_graph=True`` `twice` computes the gradients; inside transforms `eager` does where tangents have derivatives
     of their own. A mistake of bolide's in it is raised as a HalfwayError about `title`: the forward is over.
+
+    Where it is captured itself, as a part of a whole pass, it is the graph module of `module_for`, if there is one.
     """
 
     def __init__(
         self,
         crossing: Crossing,
         compiled_for: BackwardFor,
+        module_for: Callable[[tuple[int, ...]], fx.GraphModule | None],
         twice: SecondOrder | None,
         eager: SecondOrder | None,
         title: str,
     ) -> None:
-        self.crossing, self.twice, self.eager, self.title = crossing, twice, eager, title
+        self.crossing, self.module_for, self.title = crossing, module_for, title
+        self.twice, self.eager = twice, eager
         self.compiled_for = _once_per_key(compiled_for)
         self.expected = [(at, stride) for at, stride in enumerate(crossing.tangents) if stride is not None]
 
@@ -200,6 +205,24 @@ class Backward:
         except Exception as error:
             refuse_mistake("its backward pass", self.title, error)
             raise
+
+    backward._bolide_disabled = "it is compiled already"  # type: ignore[attr-defined]
+
+    def inlined(self, ctx: Any, tangents: Tangents) -> tuple[Any, ...]:
+        """As `backward`, for capture to go through: operations of a graph where it can be one, or else a call."""
+        if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled() or ctx.layouts is not None:
+            return self.backward(ctx, tangents)
+        module = self.module(tuple([tangent is not None for tangent in tangents]))
+        if module is None:
+            return self.backward(ctx, tangents)
+        present = [tangent for tangent, stride in zip(tangents, self.crossing.tangents) if stride is not None]
+        values = [*ctx.saved_tensors, *ctx.numbers, *[tangent for tangent in present if tangent is not None]]
+        return tuple(module(*values))
+
+    def module(self, given: tuple[bool, ...]) -> fx.GraphModule | None:
+        """The backward as a graph for the case that these results have tangents: of operations that capture can go
+        through, or None."""
+        return self.module_for(tuple([at for at, _ in self.expected if not given[at]]))
 
     def _gradients(self, ctx: Any, tangents: Tangents, saved: Sequence[Any] | None = None) -> tuple[Any, ...]:
         """`saved`: what the forward has saved, where it was unpacked before."""
@@ -289,10 +312,10 @@ def differentiable(
 
         @staticmethod
         def backward(ctx: Any, *tangents: Any) -> Any:
-            gradients = derivative.backward(ctx, tangents)
+            capturing = torch.compiler.is_compiling()
+            gradients = (derivative.inlined if capturing else derivative.backward)(ctx, tangents)
             return (*gradients, None) if anchored else gradients
 
-    CompiledFunction.backward._bolide_disabled = "it is compiled already"  # type: ignore[attr-defined]
     # The engine's own `apply`: that of `Function` looks for wrappers of transforms, in which no graph runs.
     apply = super(torch.autograd.Function, CompiledFunction).apply
 
@@ -312,8 +335,8 @@ def _save(ctx: Any, pool: Sequence[Any], crossing: Crossing) -> None:
     """Keep for the backward what goes over to it of the inputs and results in `pool`."""
     saved = [pool[index] for index in crossing.tensors]
     ctx.save_for_backward(*saved)
-    if _hooks_of_saved_tensors(True) is not None:
-        ctx.layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in saved]
+    hooked = _hooks_of_saved_tensors(True) is not None
+    ctx.layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in saved] if hooked else None
     ctx.numbers = [pool[index] for index in crossing.numbers]
     ctx.kept = [pool[place] for place in crossing.kept]
     ctx.sizes = {name: pool[place] for name, place in crossing.symbols.items()}
@@ -341,7 +364,7 @@ def dropping_absent(run: Runner, flags: Sequence[int]) -> Runner:
 def _unpacked(ctx: Any) -> Sequence[torch.Tensor]:
     """The saved tensors; those that went through hooks are brought into the layout and the dtype that they had."""
     saved: Sequence[torch.Tensor] = ctx.saved_tensors
-    if not hasattr(ctx, "layouts"):
+    if ctx.layouts is None:
         return saved
     values = []
     for tensor, (shape, stride, dtype, device) in zip(saved, ctx.layouts):
