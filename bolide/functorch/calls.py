@@ -222,7 +222,8 @@ class Versions:
         return next((version for version in self.known.get(key, ()) if version.fits(leaves)), None)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        if any(_is_inside(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
+        watched = torch._C._len_torch_dispatch_stack() or modes.functions_change()  # by modes, which may change it
+        if watched or any(_is_inside(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
             return self.request.function(*args, **kwargs)
         leaves, spec, wrappers = self.flattened(args, kwargs)
         try:

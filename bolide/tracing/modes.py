@@ -108,6 +108,17 @@ def stacks() -> Stacks:
     return functions, _native._len_torch_dispatch_stack(), saved_tensor_hooks()
 
 
+def functions_change() -> bool:
+    """Whether function modes are entered under which torch's functions do something else than without: all but that of
+    a default device which is the CPU."""
+    return not all(map(_is_cpu_by_default, stacks()[0]))
+
+
+def _is_cpu_by_default(mode: Any) -> bool:
+    cls = type(mode)
+    return (cls.__module__, cls.__name__) == ("torch.utils._device", "DeviceContext") and mode.device.type == "cpu"
+
+
 def saved_tensor_hooks() -> Any:
     """The innermost pair of functions that saved tensors go through, or None."""
     return _native._autograd._top_saved_tensors_default_hooks(False)
@@ -142,9 +153,12 @@ uncaptured = _Uncaptured()
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """For the time of compiling. Hooks of saved tensors are put aside: they are for what the compiled program will
-    save. Signal handlers run outside of any recording. A recording that has failed halfway out is left. Backward passes
-    are not captured from the engine."""
+    save; so are function modes that change nothing. Signal handlers run outside of any recording. A recording that has
+    failed halfway out is left. Backward passes are not captured from the engine."""
     aside: list[Any] = []
+    idle: list[Any] = []
+    if not functions_change():
+        idle += [_native._pop_torch_function_stack() for _ in range(_native._len_torch_function_stack())]
     functions, dispatch = _native._len_torch_function_stack(), _native._len_torch_dispatch_stack()
     while (pair := saved_tensor_hooks()) is not None:
         aside.append(pair)
@@ -157,6 +171,8 @@ def undisturbed() -> Iterator[None]:
             _native._pop_torch_dispatch_stack(None)
         while _native._len_torch_function_stack() > functions:
             _native._pop_torch_function_stack()
+        for mode in reversed(idle):
+            _native._push_on_torch_function_stack(mode)
         for pair in reversed(aside):
             _native._autograd._push_saved_tensors_default_hooks(*pair)
 

@@ -286,7 +286,8 @@ class Versions(ABC):
         self.bug(CompileError("guards", self.name, AssertionError(what)))
 
     def _compile(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-        """Make sure that there is an entry for this call; False if another thread has given this function up meanwhile.
+        """Make sure that there is an entry for this call; False if another thread has given this function up meanwhile,
+        or tensors have no data.
 
         Raises Unsupported, CompileError or RecompileError.
         """
@@ -297,6 +298,8 @@ class Versions(ABC):
                 "or set bolide.dynamo.config.error_on_nested_fx_trace (error_on_nested_jit_trace) to False: then it "
                 "runs in eager there"
             )
+        if guards.without_data((*args, *kwargs.values())):
+            return False
         if reason is not None:
             raise Unsupported(reason, kind="state", remedy="call the compiled function outside of it")
         with compiling:

@@ -8,6 +8,7 @@ the same expressions one by one, to say which guard failed and why.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from bolide.dynamo.state import state
 from bolide.support.caches import by_class
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.symbolic import Expr
-from bolide.tracing.modes import AUTOCAST_DEVICES
+from bolide.tracing.modes import AUTOCAST_DEVICES, functions_change
 
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -135,7 +136,7 @@ def busy() -> str | None:
         return "bolide.disable is in force"
     if torch._C._len_torch_dispatch_stack():
         return "a torch dispatch mode is active"
-    if torch._C._len_torch_function_stack():
+    if torch._C._len_torch_function_stack() and functions_change():
         return "a torch function mode (or a default device) is active"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a torch.func transform is active"
@@ -146,6 +147,16 @@ def busy() -> str | None:
     if fx._symbolic_trace._is_fx_tracing_flag:
         return "torch.fx is tracing"
     return None
+
+
+def without_data(arguments: Iterable[object]) -> bool:
+    """Whether torch only describes what is computed: a FakeTensorMode is active, or an argument is a tensor of one.
+    There is nothing to compile then."""
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake is None:
+        return False
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    return mode is not None or any(isinstance(argument, fake.FakeTensor) for argument in arguments)
 
 
 def nested_trace() -> bool:
@@ -433,7 +444,8 @@ def _global_conditions(expected: GlobalState, constant: Constant) -> list[str]:
         flag(native.is_grad_enabled, expected.grad, "grad_enabled"),
         f"not {constant(state, 'state')}.disabled",
         flag(native._len_torch_dispatch_stack, False, "dispatch_modes"),
-        flag(native._len_torch_function_stack, False, "function_modes"),
+        f"not ({flag(native._len_torch_function_stack, True, 'function_modes')} and "
+        f"{flag(functions_change, True, 'functions_change')})",
         flag(native._is_any_autocast_enabled, bool(expected.autocast), "any_autocast"),
         flag(native.is_inference_mode_enabled, expected.inference, "inference_mode"),
         f"{constant(native.get_default_dtype, 'default_dtype')}() is {constant(expected.default_dtype, 'dtype')}",

@@ -555,6 +555,8 @@ class Recorder(Notes):
         """`busy() is None` and `global_state() == expected`."""
         if expected.autocast or guard_module.global_state() != expected or guard_module.busy() is not None:
             raise Loose
+        if torch._C._len_torch_function_stack():  # of a default device; the instruction wants none
+            raise Loose
         casts = torch._C._dispatch_tls_local_exclude_set().raw_repr()
         self.head += (ops.STATE, casts, *native.thread_state(self.layout))
         self.head += (ops.ATTRIBUTE_IS, self.own(state), self.own("disabled"), self.own(0))

@@ -10,8 +10,11 @@ import torch
 from functorch_tools import assert_same
 from torch import nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import bolide
 from bolide.functorch import aot_function, aot_module, make_boxed_func
@@ -270,3 +273,34 @@ def test_tensors_without_data_are_computed_as_they_are() -> None:
         assert aot_function(fn, compiler)(fake).shape == (4,)
     assert type(aot_function(fn, compiler)(fake)) is type(fake)
     assert torch._is_functional_tensor(aot_function(fn, compiler)(functional))
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.sin else result
+
+
+class Negating(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return -result if func is torch.ops.aten.sin.default else result
+
+
+@pytest.mark.parametrize("mode", [Doubling, Negating, lambda: FlopCounterMode(display=False)])
+def test_under_modes_of_the_users_the_function_itself_runs(mode: Any) -> None:
+    """They see and change what eager computes; what was compiled without them does not serve them, nor they it."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x @ x) + 1
+
+    compiled, x = aot_function(fn, bolide.functorch.nop), torch.randn(3, 3)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), fn(x))
+        found = []
+        for function in (compiled, fn):
+            with mode() as active:
+                found.append(function(x))
+            found.append(active.get_total_flops() if isinstance(active, FlopCounterMode) else 0)
+        torch.testing.assert_close(found[0], found[2])
+        assert found[1] == found[3]

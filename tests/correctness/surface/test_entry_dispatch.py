@@ -340,3 +340,34 @@ def test_arguments_may_have_any_name(function: Any, wrapper: Any) -> None:
         for size in (3, 4):
             given = {name: torch.randn(size), "other": torch.randn(size)}
             torch.testing.assert_close(wrapped(**given), function(**given))
+
+
+def test_a_default_device_that_is_the_cpu_changes_nothing() -> None:
+    """Versions made under it serve calls outside of it, and the other way round."""
+    f = bolide.compile(lambda x: x + torch.ones(3) * torch.arange(3.0), fullgraph=True)
+    x = torch.randn(3)
+    expected = x + torch.arange(3.0)
+    for _ in range(2):
+        with torch.device("cpu"):
+            torch.testing.assert_close(f(x), expected)
+        torch.testing.assert_close(f(x), expected)
+        torch.set_default_device("cpu")
+        try:
+            torch.testing.assert_close(f(x), expected)
+            assert torch._C._len_torch_function_stack() == 1
+        finally:
+            torch.set_default_device(None)
+    assert len(f._bolide.entries) == 1
+
+
+def test_tensors_without_data_run_in_eager_in_silence() -> None:
+    f = bolide.compile(lambda x: (x @ torch.ones(4, 3)).relu(), fullgraph=True)
+    mode = torch._subclasses.FakeTensorMode()
+    outside = bolide.compile(lambda x: (x @ x.T).relu(), fullgraph=True)
+    x = torch.randn(2, 4)
+    for _ in range(2):
+        with mode:
+            assert f(mode.from_tensor(x)).shape == (2, 3)
+        assert type(outside(mode.from_tensor(x))) is type(mode.from_tensor(x))
+        torch.testing.assert_close(f(x), (x @ torch.ones(4, 3)).relu())
+    assert len(f._bolide.entries) == 1 and not outside._bolide.entries
