@@ -186,24 +186,30 @@ class RecompileError(BolideError):
 
 class ConstraintError(BolideError):
     """A size that was marked dynamic has to be one number for the program to work, or one that was marked unbacked
-    decides what the program does. `value`: that number, or the condition."""
+    decides what the program does, or the program assumes more of one than `dynamic_shapes` says. `value`: that number,
+    or the condition. `name`: what `dynamic_shapes` calls the size."""
 
-    def __init__(self, size: str, value: int | str, where: UserFrame | None) -> None:
+    def __init__(self, size: str, value: int | str, where: UserFrame | None, name: str | None = None) -> None:
         self.size, self.value, self.where = size, value, where
         if isinstance(value, int):
             lines = [f"{size} was marked dynamic, but the program works for {size} == {value} only"]
+            remedy = (
+                "write that line without the size's value, mark it with maybe_mark_dynamic, or set "
+                "bolide.dynamo.config.allow_ignore_mark_dynamic"
+            )
+        elif name is not None:
+            lines = [f"{size} is {name!r} in dynamic_shapes, but the program works where {value} only"]
+            remedy = (
+                f"say so there, as with Dim({name!r}, min=..., max=...) or one name for equal sizes, or use Dim.AUTO"
+            )
         else:
             lines = [f"{size} was marked unbacked, but the program asks whether {value}"]
+            remedy = (
+                "state before that line what holds for all sizes, as in torch._check(...), or mark it with mark_dynamic"
+            )
         if where is not None:
             lines += [f"  at: {where}", f"    {where.text}"]
-        lines += [
-            "  remedy: write that line without the size's value, mark it with maybe_mark_dynamic, or set "
-            "bolide.dynamo.config.allow_ignore_mark_dynamic"
-            if isinstance(value, int)
-            else "  remedy: state before that line what holds for all sizes, as in torch._check(...), or mark it with "
-            "mark_dynamic"
-        ]
-        super().__init__("\n".join(lines))
+        super().__init__("\n".join([*lines, f"  remedy: {remedy}"]))
 
 
 def unknown_name(what: str, name: object, valid: Iterable[str]) -> str:

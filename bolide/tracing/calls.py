@@ -108,6 +108,7 @@ class CallRecorder(TorchFunctionMode):
         self._numbers: dict[fx.Node, fx.Node] = {}
         self._start = self._state = modes.settings()
         self._conditions: list[Callable[[], str | None]] = []
+        self.origins: dict[fx.Node, fx.Node] = {}  # the call that has recorded a node of the trace
         self._remade: set[GradNode] = set()  # autograd's nodes of user's functions that recorded calls make again
 
     @classmethod
@@ -116,7 +117,7 @@ class CallRecorder(TorchFunctionMode):
 
     def release(self) -> None:
         """The graph is finished: let go of the values that it stands for."""
-        for known in (self._nodes, self._numbers, self._conditions, self._remade):
+        for known in (self._nodes, self._numbers, self._conditions, self._remade, self.origins):
             known.clear()
         if self.refusal is not None:
             self.graph = fx.Graph()  # nobody runs it; it calls what the program has made
@@ -166,7 +167,9 @@ class CallRecorder(TorchFunctionMode):
         if effect or tensors:
             try:
                 self._enter(state)
-                self._bind(result, self._node(func, args, kwargs), effect)
+                call = self._node(func, args, kwargs)
+                self._bind(result, call, effect)
+                self.origins.update(dict.fromkeys(recorded, call))
                 self._remade.update(_own_nodes([t.grad_fn for t in tensors], before))
             except _Refusal as refusal:
                 self.refusal = str(refusal)
@@ -185,7 +188,8 @@ class CallRecorder(TorchFunctionMode):
                 if self.trace.mutated_inputs():
                     raise _Refusal("a check comes after an input has been written to")
                 node = self.graph.call_function(data.require_true, (self._tensor(condition),))
-                node.meta["effect"] = True
+                node.meta["effect"], node.meta["where"] = True, self.trace.where
+                node.meta["stack"], node.meta["modules"] = self.around()
             except _Refusal as refusal:
                 self.refusal = str(refusal)
 

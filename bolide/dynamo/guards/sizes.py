@@ -55,7 +55,7 @@ class Mark:
     kind: str  # "dynamic" or "unbacked" (an error if it cannot be), "maybe" (symbolic if possible) or "static"
     lo: int | None = None
     hi: int | None = None
-    shape_id: object = None  # unbacked sizes of one name and value are one
+    shape_id: object = None  # sizes of one name and value are one
 
 
 _UNMARKED = Mark("")
@@ -75,7 +75,8 @@ def marks_of(tensor: torch.Tensor) -> Mapping[int, Mark]:
     return {**theirs, **own}
 
 
-def _mark(tensor: torch.Tensor, dims: Any, mark: Mark) -> None:
+def mark(tensor: torch.Tensor, dims: Any, mark: Mark) -> None:
+    """Mark these dimensions (an int, or several). Raises what `mark_dynamic` does."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"expected a tensor, not {type(tensor).__name__}")
     marks = dict(marks_of(tensor))
@@ -105,17 +106,17 @@ def mark_dynamic(
     A program that only works for one size of such a dimension is an error, which names the line and the reason.
     `hint_override` and `specialize_on`, which tell PyTorch's compiler what to tune kernels for, change nothing.
     Raises IndexError for a dimension that is not there, ValueError for a size outside of the bounds."""
-    _mark(t, index, Mark("dynamic", min, max))
+    mark(t, index, Mark("dynamic", min, max))
 
 
 def maybe_mark_dynamic(t: torch.Tensor, index: object) -> None:
     """As `mark_dynamic`, but a program that only works for one size gets that size fixed."""
-    _mark(t, index, Mark("maybe"))
+    mark(t, index, Mark("maybe"))
 
 
 def mark_static(t: torch.Tensor, index: object = None) -> None:
     """These dimensions (None: all) are never symbolic: each size is compiled for itself."""
-    _mark(t, range(t.dim()) if index is None else index, Mark("static"))
+    mark(t, range(t.dim()) if index is None else index, Mark("static"))
 
 
 def mark_unbacked(
@@ -131,7 +132,7 @@ def mark_unbacked(
     """As `mark_dynamic`, and one compiled version serves all sizes, 0 and 1 as well: nothing is assumed of the size but
     what the program checks (`torch._check`), and `min` and `max`. A branch that depends on it is a ConstraintError,
     which names the line, whether `strict` or not. Sizes with the same `shape_id` are known to be equal."""
-    _mark(t, index, Mark("unbacked", min, max, shape_id))
+    mark(t, index, Mark("unbacked", min, max, shape_id))
 
 
 def mark_static_address(t: torch.Tensor, guard: bool = True) -> None:
@@ -291,8 +292,10 @@ class Symbols:
             bounds = max(mark.lo or 0, 0 if mark.kind == "unbacked" else 2), mark.hi
             marked = mark.kind in ("dynamic", "unbacked")
             key: object = (value, *old, marked, bounds)
-            if mark.kind == "unbacked":
-                key = (source, dim) if mark.shape_id is None else (_UNMARKED, mark.shape_id, value, bounds)
+            if mark.shape_id is not None:
+                key = (_UNMARKED, mark.shape_id, value, bounds)
+            elif mark.kind == "unbacked":
+                key = (source, dim)
             called = f"{name}_size{dim}"
             size = self._symbol((source, dim), place, value, key, called, bounds, marked)
             if isinstance(size, torch.SymInt):

@@ -14,6 +14,7 @@ from torch.autograd.profiler import record_function
 from torch.autograd.profiler_util import EventList
 from torch.overrides import handle_torch_function
 from torch.profiler import profiler
+from torch.utils import _pytree as pytree
 
 from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_each, refuse
 from bolide.dynamo.machine.breaking import BREAK_IS_ERROR
@@ -86,6 +87,9 @@ def constant_result(fn: Callable[..., Any], vm: Machine, args: Args, kwargs: Kwa
         values = [_present(vm, value, operation) for value in args]
         named = {key: _present(vm, value, operation) for key, value in kwargs.items()}
         result = fn(*values, **named)
+        given = {id(leaf) for leaf in pytree.tree_leaves((values, named)) if type(leaf) is torch.Tensor}
+        if any(id(leaf) in given for leaf in pytree.tree_leaves(result)):  # that would be the argument of each call
+            result = pytree.tree_map(lambda leaf: leaf.detach().clone() if id(leaf) in given else leaf, result)
     if type(result) in CONSTANT_TYPES:
         return result
     return vm.world.wrap(result, Source("object", None, None, result))
