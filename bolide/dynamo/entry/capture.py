@@ -404,9 +404,6 @@ class _Attempt:
         unfinished = machine.unfinished() + unfinished_variables(world)
         if any(id(generator) not in rebuilder.memo for generator in unfinished):
             raise _lives_on(machine)
-        if world.journal.flags and self.trace.refutable:
-            reason = "requires_grad of an input is changed in a call that may be made again in eager"
-            raise Unsupported(reason, place, "set it before the call", kind="tensor_method")
         _guard_aliasing(world, self.trace)
         _guard_identities(world)
         world.rely_on_hashes()
