@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,7 @@ from bolide.dynamo.program.kinds import (
     is_opaque,
     name_in_c,
     own_namespace,
+    own_protocol,
     viewed,
 )
 from bolide.dynamo.world.frames import Generator, frame_object
@@ -410,7 +412,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         if member.fget is None:
             raise AttributeError(f"unreadable attribute {name!r}")
         return Call(member.fget, [owner])
-    if kind in SLOT_TYPES:
+    if kind in SLOT_TYPES or (name == "__dict__" and issubclass(cls, threading.local)):  # which has it without a slot
         if is_mask(type(owner)):
             return Call(member.__get__, [owner])
         value = slot_value(vm, owner, name)
@@ -521,7 +523,7 @@ def slot_value(vm: Machine, owner: object, name: str) -> object:
     """What is in a slot, or MISSING."""
     if type(owner) is not Outside:
         try:
-            value = object.__getattribute__(owner, name)
+            value = own_protocol(type(owner), "__getattribute__")(owner, name)
         except AttributeError:
             return MISSING
         if name == "__dict__":

@@ -32,7 +32,7 @@ from bolide.dynamo.machine.tensors import (
     outside_attributes,
     store_tensor_attribute,
 )
-from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, is_opaque
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, is_opaque, own_protocol
 from bolide.dynamo.program.sources import shown
 from bolide.dynamo.world.outside import Outside
 from bolide.tracing import TracedTensor, is_mask
@@ -57,9 +57,9 @@ def _put(vm: Machine, owner: Any, name: str, value: object) -> None:
     else:
         refuse_copy(vm, owner)
         if value is MISSING:
-            object.__delattr__(owner, name)
+            own_protocol(type(owner), "__delattr__")(owner, name)
         else:
-            object.__setattr__(owner, name, value)
+            own_protocol(type(owner), "__setattr__")(owner, name, value)
 
 
 def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:

@@ -7,6 +7,7 @@ guards with it.
 from __future__ import annotations
 
 import gc
+import threading
 import types
 from dataclasses import dataclass, field
 from typing import Any
@@ -140,6 +141,8 @@ class Notes:
         known = self.dict_homes.get(id(owner))
         if known is not None:
             return known
+        if issubclass(type(owner), threading.local):  # a dict for each thread
+            raise Loose
         try:
             namespace: dict[str, object] = object.__getattribute__(owner, "__dict__")
         except AttributeError:  # of a class with nothing but slots

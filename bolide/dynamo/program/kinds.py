@@ -169,6 +169,13 @@ def attribute_hook(method: object, name: str) -> object:
     return MISSING if type(method) is types.WrapperDescriptorType and method.__name__ == name else method
 
 
+def own_protocol(cls: type, name: str) -> Callable[..., Any]:
+    """Python's own special method for attributes of a class's instances, past any of the class: `object`'s, or that of
+    `threading.local`, whose instances have a namespace in each thread."""
+    method: Callable[..., Any] = getattr(threading.local if issubclass(cls, threading.local) else object, name)
+    return method
+
+
 def is_read_by_code(cls: type) -> bool:
     """Whether attributes of instances are read by a method of the class's own."""
     return attribute_hook(class_attribute(cls, "__getattribute__"), "__getattribute__") is not MISSING
@@ -237,9 +244,9 @@ def own_namespace(owner: Any) -> dict[str, Any]:
         state: Any = owner.__reduce__()
         return state[2][3] or NO_NAMESPACE
     try:
-        namespace = object.__getattribute__(owner, "__dict__")
+        namespace = own_protocol(type(owner), "__getattribute__")(owner, "__dict__")
     except AttributeError:
-        namespace = owner.__dict__ if issubclass(type(owner), threading.local) else None  # this thread's
+        namespace = None
     return namespace if type(namespace) is dict or namespace is owner else NO_NAMESPACE
 
 

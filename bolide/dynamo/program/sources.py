@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo.program.captured import Source
-from bolide.dynamo.program.kinds import MODULE_DICTS
+from bolide.dynamo.program.kinds import MODULE_DICTS, own_namespace
 
 ABSENT: object = type("Absent", (), {"__repr__": lambda self: "<absent>", "__slots__": ()})()
 """What a guarded path gives where a dict has no such key: no guard accepts it."""
@@ -166,9 +166,9 @@ class Reader:
             case "type":
                 return f"{constant(type, 'type')}({base})"
             case "namespace":
-                return f"{constant(object.__getattribute__, 'own')}({base}, '__dict__')"
+                return f"{constant(own_namespace, 'own')}({base})"
             case "member":
-                return f"{constant(object.__getattribute__, 'own')}({base}, '__dict__')[{source.key!r}]"
+                return f"{constant(own_namespace, 'own')}({base})[{source.key!r}]"
             case "apply":
                 return f"{reference(source.obj, 'f')}({', '.join([base, *map(constant, source.key)])})"
             case "dict_value" if source.base not in self.plain_dicts and source.base.key not in MODULE_DICTS:

@@ -124,25 +124,60 @@ def test_locks_of_the_outside_are_held_for_real() -> None:
     assert held == [True] * 3 and not lock.locked()
 
 
-def test_variables_of_a_thread() -> None:
-    local = threading.local()
+class PerThread(threading.local):
+    """Its state in a thread is made when the thread first asks for it."""
 
-    def program(x: Any) -> Any:
+    kind = "per thread"
+
+    def __init__(self, factor: float = 2.0) -> None:
+        self.calls, self.factor = 0, factor
+
+
+class PerThreadApart(PerThread):
+    __slots__ = ()
+
+
+class Asked(PerThread):
+    def __getattr__(self, name: str) -> int:
+        return len(name)
+
+
+@pytest.mark.parametrize("make", [threading.local, PerThread, lambda: PerThread(3.0), PerThreadApart, Asked])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_variables_of_a_thread(make: Any, dynamic: bool | None) -> None:
+    def program(local: Any, x: Any, new: bool) -> Any:
         local.calls = getattr(local, "calls", 0) + 1
-        return x * local.scale
+        if new:
+            local.last = x.detach() * local.scale
+        seen = hasattr(local, "last"), sorted(vars(local)), getattr(local, "kind", "none")
+        if not new and "last" in local.__dict__:
+            del local.last
+        own = type(local)()
+        own.scale = local.scale + 1
+        return x * own.scale * getattr(local, "factor", 1), seen, vars(own)["scale"]
 
-    compiled: Any = bolide.compile(program, backend="eager", fullgraph=True)
-    results = []
+    def run(program: Any) -> list[Any]:
+        local, results = make(), []
 
-    def work(scale: int) -> None:
-        local.scale = scale
-        results.append((scale, [compiled(X) for _ in range(3)], local.calls))
+        def work(scale: float) -> None:
+            local.scale = scale
+            for size in (2, 3, 5, 3):
+                x = torch.arange(size * 1.0).requires_grad_()
+                value, *seen = program(local, x, size < 5)
+                value.square().sum().backward()
+                results.append((value.detach(), x.grad, seen, local.calls, vars(local)))
 
-    work(1)
-    thread = threading.Thread(target=work, args=(5,))
-    thread.start()
-    thread.join()
-    assert describe(results) == describe([(scale, [X * scale for _ in range(3)], 3) for scale in (1, 5)])
+        for scale in (1.5, 5.5):
+            thread = threading.Thread(target=work, args=(scale,))
+            thread.start()
+            thread.join()
+        work(2.5)
+        return results
+
+    expected = run(program)
+    assert len(expected) == 12 and describe(run(bolide.compile(program, dynamic=dynamic, fullgraph=True))) == describe(
+        expected
+    )
 
 
 def test_the_level_of_a_logger_is_guarded() -> None:
