@@ -30,7 +30,7 @@ from bolide.dynamo.entry.dispatch import Dispatcher
 from bolide.dynamo.entry.replay import Runner
 from bolide.dynamo.entry.versions import Wishes
 from bolide.dynamo.library.marks import assume_constant_result
-from bolide.dynamo.machine.calls import intercept
+from bolide.dynamo.machine.calls import has_intercept, intercept
 from bolide.dynamo.program.captured import Captured
 from bolide.dynamo.state import original_of, state
 from bolide.dynamo.torch_calls.state import nested_compile
@@ -246,7 +246,7 @@ def _compile(model: object, settings: Settings, disable: bool) -> Any:
         return modules.wrap(model, _of_target(model, settings), rebuild)
     if isinstance(model, types.MethodType):
         return types.MethodType(_compile(model.__func__, settings, False), model.__self__)
-    if not isinstance(model, types.FunctionType):
+    if not isinstance(model, types.FunctionType) or has_intercept(model):
         return functools.update_wrapper(functools.partial(_of_target(model, settings), model), model)
     model = original_of(model)
     code = model.__code__

@@ -47,6 +47,9 @@ from bolide.tracing import masked_among, unmasked, without_wrapper
 Intercept = Callable[[Machine, "list[Any]", "dict[str, Any]"], Any]
 
 INTERCEPTS: dict[Any, Intercept] = {}
+LATE: dict[str, Callable[[], None]] = {}
+"""What fills in `INTERCEPTS` for the functions of a module, which torch does not import by itself."""
+
 NATIVE: Any = type("Native", (), {"__slots__": ()})()  # an intercept has nothing to say: make the call as any other
 SWITCHED: Any = type("Switched", (), {"__slots__": ()})()  # an intercept pushed a frame itself
 
@@ -80,6 +83,14 @@ def _arity(function: Any) -> tuple[int, int] | None:
     if any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters):
         return None
     return sum(p.default is p.empty for p in parameters), len(parameters)
+
+
+def has_intercept(function: types.FunctionType) -> bool:
+    """Whether calls of a Python function have an answer of ours."""
+    late = LATE.pop(str(function.__globals__.get("__name__")), None)
+    if late is not None:
+        late()
+    return without_wrapper(function) in INTERCEPTS
 
 
 def _of_arity(handler: Intercept, function: Any) -> Intercept:
@@ -193,6 +204,8 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
                 source = attribute_source(vm.world.identities.source_of(function), "_torchdynamo_inline")
                 inlined = vm.world.wrap(inlined, source)
             return Call(inlined, args, kwargs)
+    if function.__globals__.get("__name__") in LATE and has_intercept(function):
+        return Call(function, args, kwargs)
     if policy.is_refused(function.__module__):
         if f"{function.__module__}.{function.__qualname__}" not in policy.ONLY_ASKING:
             raise refused(vm, function)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import types
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._higher_order_ops import map as torchs_map
 from torch._higher_order_ops import scan as torchs_scan
+from torch._higher_order_ops import while_loop as torchs_while_loop
 from torch.utils import _pytree as pytree
 
 
@@ -115,8 +118,19 @@ def while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Any, arranged: Any) -
 
 
 def both(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
-    """`torch.cond` where a transform has one condition for each item of a batch."""
-    return pytree.tree_map(lambda a, b: torch.where(pred, a, b), true_fn(*operands), false_fn(*operands))
+    """`torch.cond` where a transform has one condition for each item of a batch, or derives: each item, and each
+    gradient of an operand, comes from the branch that is taken."""
+    taken = pred.to(torch.bool).reshape(())
+    first = true_fn(*pytree.tree_map(lambda x: _through(taken, x), operands))
+    second = false_fn(*pytree.tree_map(lambda x: _through(~taken, x), operands))
+    return pytree.tree_map(lambda a, b: torch.where(taken, a, b), first, second)
+
+
+def _through(taken: torch.Tensor, operand: object) -> object:
+    """An operand that only the branch which is taken gives a gradient: what the other one computes may be NaN."""
+    if not torch.is_tensor(operand) or not (operand.is_floating_point() or operand.is_complex()):
+        return operand
+    return torch.where(taken, operand, operand.detach())
 
 
 def applied(function: Any, *args: Any) -> Any:
@@ -197,3 +211,54 @@ def _stacked(slices: Any) -> Any:
     flat = [pytree.tree_flatten(item) for item in slices]
     spec = flat[0][1]
     return pytree.tree_unflatten([torch.stack(items) for items in zip(*[leaves for leaves, _ in flat])], spec)
+
+
+# ---- the operators that these functions are, called by themselves ----------------------------------------------------
+
+
+Program = Callable[..., Any]
+Tensors = Sequence[torch.Tensor]
+
+
+def while_loop_operator(
+    cond_fn: Program, body_fn: Program, carried_inputs: Tensors, additional_inputs: Tensors
+) -> object:
+    """`torch.ops.higher_order.while_loop`."""
+    return torchs_while_loop(  # type: ignore[no-untyped-call]
+        lambda *carried: cond_fn(*carried, *additional_inputs),
+        lambda *carried: tuple(body_fn(*carried, *additional_inputs)),
+        tuple(carried_inputs),
+    )
+
+
+def map_operator(f: Program, xs: Tensors, args: Tensors) -> object:
+    """`torch.ops.higher_order.map_impl`."""
+    return torchs_map(lambda items: f(*items, *args), list(xs))  # type: ignore[arg-type, misc]
+
+
+def scan_operator(combine_fn: Program, init: Tensors, xs: Tensors, additional_inputs: Tensors = ()) -> object:
+    """`torch.ops.higher_order.scan`: the functions' results are flat."""
+
+    def combine(carry: Tensors, items: Tensors) -> object:
+        results = list(combine_fn(*carry, *items, *additional_inputs))
+        return results[: len(init)], results[len(init) :]
+
+    carry, stacked = torchs_scan(combine, list(init), list(xs))  # type: ignore[arg-type]
+    return [*carry, *stacked]
+
+
+def associative_scan_operator(combine_fn: Program, xs: Tensors, additional_inputs: Tensors = ()) -> object:
+    """`torch.ops.higher_order.associative_scan`, whose function takes slices of any length."""
+    return associative_scan(lambda a, b: list(combine_fn(*a, *b, *additional_inputs)), list(xs), 0)
+
+
+def call_with(
+    function: Program, args: Sequence[object], kwargs: dict[str, object] | None = None, hints: object = None
+) -> object:
+    """`torch.ops.higher_order.strict_mode` and `hints_wrapper`: regions that are marked for others' compilers."""
+    return function(*args, **(kwargs or {}))
+
+
+def call_subgraph(subgraph: Program, identifier: str, *operands: object) -> object:
+    """`torch.ops.higher_order.invoke_subgraph`."""
+    return subgraph(*operands)

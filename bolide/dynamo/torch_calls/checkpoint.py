@@ -88,7 +88,7 @@ def _checkpoint(vm: Machine, args: Args, kwargs: Kwargs) -> object:
         refuse_for_real(vm, here(vm), "context", REMEDY)
         _REENTRANT.of(vm).append(here(vm))
     policy = _policy(vm, vm.evaluate(context_fn, [])) if own else None
-    vm.trace.functional_only = "activations are checkpointed"
+    vm.world.trace.functional_only = "activations are checkpointed"
     groups = None if reentrant is False else [value.group for value in values if type(value) is TracedTensor]
     before, written = vm.trace.graph._root.prev, _written(vm, groups or ())
     region = CheckpointRegion(before, policy, written, same_draws is not False, groups)

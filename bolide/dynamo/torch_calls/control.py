@@ -5,23 +5,26 @@ functions that they are given may have no effects, and their results are new; wh
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import _higher_order_ops as operators
-from torch._higher_order_ops import while_loop
+from torch._higher_order_ops import strict_mode, while_loop
+from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
-from bolide.dynamo.library.handlers import answers
+from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_table
+from bolide.dynamo.machine.calls import intercept
 from bolide.dynamo.machine.interpreter import Call, Machine, part_of
 from bolide.dynamo.machine.stand_ins import class_of
 from bolide.dynamo.opcodes.undo import State
 from bolide.dynamo.polyfills import torch_functions
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
-from bolide.tracing.called import branches
+from bolide.tracing.called import branches, levels
 from bolide.tracing.called.branches import Part, Places, Repetition, common_layout
 from bolide.tracing.graph import enter
 from bolide.tracing.rules.common import is_dense
@@ -29,29 +32,38 @@ from bolide.tracing.rules.common import is_dense
 
 @answers(torch.cond)
 def _cond(vm: Machine, pred: Any, true_fn: object, false_fn: object, operands: object = ()) -> object:
-    """A condition that is known chooses now; one that is data becomes an operation on the graphs of both branches."""
+    """A condition that is known chooses now; one that is data becomes an operation on the graphs of both branches.
+    Under a transform that has a condition for each item, or derives, both branches are computed."""
     operands, functions = _arguments(vm, operands), [true_fn, false_fn]
     if not issubclass(class_of(pred), (bool, int, float, torch.Tensor, torch.SymBool)):
         raise refused(vm, f"the condition of torch.cond is a {class_of(pred).__name__}")
-    if isinstance(pred, torch.Tensor) and torch._C._functorch.is_batchedtensor(pred):
+    if not isinstance(pred, torch.Tensor):
+        return Call(torch_functions.cond, [pred, *functions, operands])
+    if type(pred) is not TracedTensor or not levels.only_batched():
         return Call(torch_functions.both, [pred, *functions, operands])
-    if type(pred) is not TracedTensor or vm.trace.known(pred) is not None:
-        chosen = pred if type(pred) is not TracedTensor else bool(pred)
-        return Call(torch_functions.cond, [chosen, *functions, operands])
+    if vm.trace.known(pred) is not None:
+        return Call(torch_functions.cond, [bool(pred), *functions, operands])
     if pred.numel() != 1:
         raise refused(vm, "the condition of torch.cond has not one value")
     vm.trace.where = vm.where()
     vm.world.trace.functional_only = "control flow depends on data"
-    ways, specs = [], []
-    for function in functions:
-        part, results, spec = _record(vm, function, operands)
-        check_operands(vm, part.operands)
-        ways.append((part, results))
-        specs.append(spec)
+    first, second = [_record(vm, function, operands, writes=True) for function in functions]
+    written = list({id(outer): outer for way in (first, second) for outer in way.part.written()}.values())
+    ways = [(way.part, [*way.results, *map(way.part.adopt, written)]) for way in (first, second)]
+    for way in (first, second):
+        check_operands(vm, way.part.operands)
     metas = [list(map(carried, results)) for _, results in ways]
-    if specs[0] != specs[1] or metas[0] != metas[1] or not all(is_dense(meta.shape, meta.stride) for meta in metas[0]):
+    dense = all(is_dense(meta.shape, meta.stride) for meta in metas[0])
+    if first.spec != second.spec or first.numbers != second.numbers or metas[0] != metas[1] or not dense:
         raise refused(vm, f"the branches of torch.cond give different results: {metas[0]} and {metas[1]}")
-    return pytree.tree_unflatten(branches.choose(vm.trace, pred, ways, always=True), specs[0])
+    with levels.left():
+        chosen = branches.choose(vm.trace, pred, ways, always=True)
+    for outer, value in zip(written, chosen[len(first.results) :]):
+        vm.evaluate(torch.Tensor.copy_, [outer, value])
+    leaves = list(map(levels.entered, chosen[: len(first.results)]))
+    for place in first.numbers:
+        leaves[place] = vm.evaluate(torch.Tensor.item, [leaves[place]])
+    return pytree.tree_unflatten(leaves, first.spec)
 
 
 def _arguments(vm: Machine, operands: Any) -> tuple[Any, ...]:
@@ -61,14 +73,28 @@ def _arguments(vm: Machine, operands: Any) -> tuple[Any, ...]:
     return tuple(vm.evaluate(tuple, [operands]))
 
 
-def _record(vm: Machine, function: Any, operands: Sequence[Any]) -> tuple[Part, list[TracedTensor], Any]:
-    """The graph of one branch or of a step of a loop, its results, and how they are arranged."""
+class _Way(NamedTuple):
+    """The graph of one branch or of a step of a loop, its results, how they are arranged, and the places of those that
+    the program has as integers."""
+
+    part: Part
+    results: list[TracedTensor]
+    spec: pytree.TreeSpec
+    numbers: list[int]
+
+
+def _record(vm: Machine, function: object, operands: Sequence[object], writes: bool = False) -> _Way:
+    """What a function of the program's does. `writes`: without grad mode it may write to tensors from outside."""
     with part_of(vm) as part, without_effects(vm):
         result = vm.evaluate(function, list(operands))
-    results, spec = pytree.tree_flatten(result)
-    part.check()
+        results, spec = pytree.tree_flatten(result)
+        numbers = [place for place, leaf in enumerate(results) if type(leaf) in (int, torch.SymInt)]
+        for place in numbers:
+            results[place] = torch.full((), results[place], dtype=torch.int64)
+        results = [part.adopt(levels.stripped(value)) for value in results]
+    part.check(writes and not torch.is_grad_enabled())  # as torch
     check_results(vm, results, part.has_made)
-    return part, results, spec
+    return _Way(part, results, spec, numbers)
 
 
 @answers(while_loop)
@@ -81,7 +107,7 @@ def _while(vm: Machine, cond_fn: object, body_fn: object, carried_inputs: object
     vm.trace.where = vm.where()
     inside = vm.evaluate(pytree.tree_map, [torch.Tensor.detach, inputs])  # the functions may close over what is carried
     condition = _condition(vm, cond_fn, inside)
-    part, results, spec = _record(vm, body_fn, inside)
+    part, results, spec, _ = _record(vm, body_fn, inside)
     check_alike(vm, leaves, results)
     operands = [*leaves, *part.operands, *(condition[0].operands if condition else ())]
     if condition is None or (torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)):
@@ -146,6 +172,7 @@ def leaves_of(vm: Machine, value: Any) -> list[Any]:
 
 def check_results(vm: Machine, results: Sequence[Any], is_own: Callable[[TracedTensor], bool]) -> None:
     """Results are tensors, each in memory of its own."""
+    results = list(map(levels.inside, results))
     for value in results:
         if type(value) is not TracedTensor:
             raise refused(vm, f"a function that an operator of control flow calls returns a {type(value).__name__}")
@@ -170,6 +197,8 @@ def check_alike(vm: Machine, given: Sequence[Any], results: Sequence[Any]) -> No
 
 def carried(value: Any) -> Any:
     """What stays as it is of a value that a loop carries along."""
+    if levels.inside(value) is not value:
+        return value.shape, value.dtype
     if type(value) is not TracedTensor:
         return type(value).__name__
     return value.meta._replace(offset=0, requires_grad=False)
@@ -203,7 +232,7 @@ def _scan(vm: Machine, combine_fn: object, init: object, xs: object, *, dim: int
     leaves, carried_first = leaves_of(vm, xs), leaves_of(vm, init)
     if leaves:
         check_slices(vm, leaves, dim)
-        tensors = bool(carried_first) and all(type(value) is TracedTensor for value in carried_first)
+        tensors = bool(carried_first) and all(isinstance(value, torch.Tensor) for value in carried_first)
         if not tensors or type(reverse) is not bool:
             raise refused(vm, "a scan begins with something that is no tensor")
     with without_effects(vm):
@@ -232,3 +261,46 @@ def _applied(vm: Machine, function: object, *given: object) -> object:
         node = node._prev
     check_results(vm, pytree.tree_leaves(result), lambda value: value.group.base in nodes)
     return result
+
+
+# ---- the operators themselves, as `torch.ops.higher_order` has them --------------------------------------------------
+# Those that mark a region for others' compilers are a call of its function.
+
+_operators = torch.ops.higher_order
+
+
+def _call_of(operator: HigherOrderOperator) -> Callable[..., object]:
+    return type(operator).__call__  # each class has its own
+
+
+@intercept_table(
+    {
+        _call_of(_operators.cond): torch.cond,
+        _call_of(_operators.while_loop): torch_functions.while_loop_operator,
+        _call_of(_operators.map_impl): torch_functions.map_operator,
+        _call_of(_operators.scan): torch_functions.scan_operator,
+        _call_of(_operators.associative_scan): torch_functions.associative_scan_operator,
+        _call_of(_operators.strict_mode): torch_functions.call_with,
+        _call_of(_operators.hints_wrapper): torch_functions.call_with,
+        _call_of(_operators.invoke_subgraph): torch_functions.call_subgraph,
+    }
+)
+def _as_function(method: object, function: object, vm: Machine, args: Args, kwargs: Kwargs) -> Call:
+    return Call(function, args[1:], kwargs)
+
+
+answers(strict_mode)(lambda vm, callable, operands: Call(torch_functions.call_with, [callable, operands]))
+
+
+@intercept(_call_of(_operators.out_dtype))
+def _out_dtype(vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """Nothing of the program's is called: it runs natively."""
+    vm.trace.where = vm.where()
+    return _operators.out_dtype(*args[1:], **kwargs)
+
+
+@intercept(_call_of(_operators.print))
+def _print(vm: Machine, args: Args, kwargs: Kwargs) -> None:
+    """What is printed is printed when the graph has run."""
+    text = vm.evaluate(str.format, args[1:], kwargs)
+    vm.later.calls.append((builtins.print, [text], {}))

@@ -13,7 +13,7 @@ from torch.optim import adagrad, adam, optimizer, sgd
 
 from bolide.dynamo.library.handlers import Args, Kwargs, answers, by_polyfill, intercept_table
 from bolide.dynamo.machine.breaking import can_require, require
-from bolide.dynamo.machine.calls import NATIVE, SWITCHED, intercept
+from bolide.dynamo.machine.calls import LATE, NATIVE, SWITCHED, intercept
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.native_calls import for_real, recorded_as
 from bolide.dynamo.polyfills import torch_functions
@@ -108,6 +108,16 @@ by_polyfill({_FORWARD: "encode"})
 def _encode_plainly(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     vm.enter(_FORWARD, args, kwargs)  # type: ignore[arg-type]
     return SWITCHED
+
+
+# ---- attention with functions of the program's own -------------------------------------------------------------------
+
+
+def _load_attention() -> None:
+    from bolide.dynamo.torch_calls import attention  # noqa: F401  (it registers answers)
+
+
+LATE["torch.nn.attention.flex_attention"] = _load_attention
 
 
 # ---- distributions: their checks of parameters and samples are part of the graph -------------------------------------

@@ -108,12 +108,17 @@ class Part(Trace):
         return self.outer.input_of(self.origin(group))
 
     def has_made(self, tensor: TracedTensor) -> bool:
-        """Whether a tensor, and its storage, was made here."""
-        return tensor._trace is self and self.origin(tensor.group) is tensor.group
+        """Whether a tensor, and what is in its storage, was made here."""
+        return tensor._trace is self and (self.origin(tensor.group) is tensor.group or tensor.group.version > 0)
 
-    def check(self) -> None:
-        """Raises Unsupported where the part writes to what is outside of it, or draws from a generator."""
-        if any(tensor.group.version for tensor in self._adopted.values()):
+    def written(self) -> list[TracedTensor]:
+        """The outer tensors that are written to here."""
+        return [operand for operand in self.operands if self._adopted[id(operand)].group.version]
+
+    def check(self, writes: bool = False) -> None:
+        """Raises Unsupported where the part draws from a generator or, unless that is taken care of (`writes`), writes
+        to what is outside of it."""
+        if not writes and self.written():
             reason = "a branch that depends on data writes to a tensor from outside"
             raise Unsupported(reason, self.where, kind="control_flow")
         if self.draws():

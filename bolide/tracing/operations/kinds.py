@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 import torch.fx
 from torch import Tensor
+from torch._higher_order_ops.out_dtype import out_dtype_dense
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
@@ -355,7 +356,9 @@ def _unrecorded(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs: Any)
     return func(*args, **kwargs)
 
 
-def _higher_order(trace: Recorder, func: OpOverload, /, *args: object, **kwargs: object) -> NoReturn:
+def _higher_order(trace: Recorder, func: object, /, *args: Any, **kwargs: Any) -> Any:
+    if func is torch.ops.higher_order.out_dtype:
+        return out_dtype_dense(*args, **kwargs)
     raise Unsupported(f"the higher-order operator {func} is not captured", trace.where, kind="operator")
 
 
