@@ -124,30 +124,71 @@ def saved_tensor_hooks() -> Any:
     return _native._autograd._top_saved_tensors_default_hooks(False)
 
 
-class _Uncaptured:
-    """While a thread is inside, no backward pass is captured from the engine. That is a matter of the whole process:
-    the first thread that comes switches it off, the last that goes puts back what was there."""
+Factory = Callable[[], object]
+Setting = tuple[Factory | None, bool]  # what is called to capture a pass, and whether sizes are symbolic
+
+
+class _Depth(threading.local):
+    here = 0
+
+
+class _Hook:
+    """The hook of torch's engine that captures backward passes, which is one for the process. While a thread is inside
+    of this context, no pass is captured: the first thread that comes switches the hook off, the last that goes on.
+
+    From where the engine looks for the hook until it has called it, nothing may be changed: see `hold`.
+    """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.inside = 0
-        self.before: tuple[object, bool] = (None, False)
+        self.lock = threading.RLock()  # a signal handler may compile at any time
+        self.off = 0  # how many are inside
+        self.wanted: Setting = (None, False)  # where nobody is
+        self.depth = _Depth()
+
+    def put(self, factory: Factory | None, dynamic: bool) -> Setting:
+        """What captures from now on (None: nothing does), and what did before."""
+        with self.lock:
+            before = self.wanted if self.off else _set_hook(factory, dynamic)
+            self.wanted = factory, dynamic
+            return before
+
+    def hold(self) -> bool:
+        """Whether the next pass is captured. If so nobody changes that until `let_go`; only the engine may run."""
+        self.lock.acquire()
+        if not self.off and self.wanted[0] is not None:
+            return True
+        self.lock.release()
+        return False
+
+    def let_go(self) -> None:
+        self.lock.release()
+
+    @property
+    def off_here(self) -> bool:
+        """Whether this thread is inside."""
+        return self.depth.here > 0
 
     def __enter__(self) -> None:
         with self.lock:
-            if not self.inside:
-                self.before = _native._dynamo.compiled_autograd.set_autograd_compiler(None, False)
-            self.inside += 1
+            if not self.off:
+                self.wanted = _set_hook(None, False)
+            self.off += 1
+        self.depth.here += 1
 
     def __exit__(self, *error: object) -> None:
+        self.depth.here -= 1
         with self.lock:
-            self.inside -= 1
-            if not self.inside:
-                _native._dynamo.compiled_autograd.set_autograd_compiler(*self.before)
-                self.before = (None, False)
+            self.off -= 1
+            if not self.off:
+                _set_hook(*self.wanted)
 
 
-uncaptured = _Uncaptured()
+def _set_hook(factory: Factory | None, dynamic: bool) -> Setting:
+    before: Setting = _native._dynamo.compiled_autograd.set_autograd_compiler(factory, dynamic)
+    return before
+
+
+uncaptured = _Hook()
 
 
 @contextlib.contextmanager

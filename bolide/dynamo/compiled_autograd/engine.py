@@ -27,6 +27,7 @@ class _Passes(threading.local):
     outputs: Sequence[End] = ()
     inputs: Sequence[End] = ()
     running = False
+    held = False  # the hook, until the engine has called it
     queues: list[list[Callable[[], None]]]
 
     def __init__(self) -> None:
@@ -67,19 +68,46 @@ class _Engine:
 
 
 _turn = threading.RLock()
+_waiting: list[Callable[[], None]] = []  # for the end of the pass of another thread
 
 
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Around a backward pass. Torch's hook is one for the process and knows one pass at a time: threads take turns, and
-    a pass inside of another one is the engine's."""
+    """Around a backward pass. Torch's hook is one for the process and knows one pass at a time: threads take turns. A
+    pass inside of another one, and of a thread that compiles, is the engine's: that waits for nobody, as the thread may
+    hold locks."""
+    if modes.uncaptured.off_here:
+        yield
+        return
     with _turn:
         inside, _passes.running = _passes.running, True
+        _passes.held = not inside and modes.uncaptured.hold()
         try:
-            with modes.uncaptured if inside else contextlib.nullcontext():
+            with contextlib.nullcontext() if _passes.held else modes.uncaptured:
                 yield
         finally:
+            begun()
             _passes.running = inside
+            while _waiting and not inside:
+                _waiting.pop()()
+
+
+def begun() -> None:
+    """The engine has called the hook for this thread's pass."""
+    if _passes.held:
+        _passes.held = False
+        modes.uncaptured.let_go()
+
+
+def between_passes(action: Callable[[], None]) -> None:
+    """Do it when no thread runs a pass: now, or when that is over."""
+    if _passes.running or not _turn.acquire(blocking=False):
+        _waiting.append(action)
+        return
+    try:
+        action()
+    finally:
+        _turn.release()
 
 
 def install() -> None:

@@ -45,6 +45,7 @@ class AutogradCompilerInstance:
     """
 
     def __init__(self, compiler_fn: CompilerFn) -> None:
+        engine.begun()
         self.compiler_fn = compiler_fn
         self.trace = Trace()
         self.graph = self.trace.graph

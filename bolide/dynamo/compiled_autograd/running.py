@@ -49,6 +49,7 @@ class Running:
         packed: Sequence[object],
     ) -> list[torch.Tensor | None]:
         """The gradients that were asked for; none if they were accumulated."""
+        engine.begun()
         numbers = [sizes[index] for index in self.sizes], [scalars[index] for index in self.scalars]
         called = [*hooks]
         for index in self.contexts:

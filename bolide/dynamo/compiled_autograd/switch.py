@@ -14,15 +14,45 @@ from bolide.dynamo.compiled_autograd.instance import AutogradCompilerInstance, C
 from bolide.dynamo.compiled_autograd.running import region
 from bolide.support import log
 from bolide.support.caches import on_reset
+from bolide.tracing import modes
 
 _cpp = torch._C._dynamo.compiled_autograd
 
 
-class _State:
-    """Of the process: whether backward passes are captured; `standing`: what ends what `always` has begun."""
+Setting = tuple[Callable[[], AutogradCompilerInstance] | None, bool]  # what captures (None: nothing does), dynamic
 
-    enabled = False
-    standing: contextlib.ExitStack | None = None
+
+class _State:
+    """Of the process: the settings of the contexts that are open, in whatever threads, the newest last; what was there
+    before the first; `standing`: what ends what `always` has begun."""
+
+    def __init__(self) -> None:
+        self.open: dict[object, Setting] = {}
+        self.before: modes.Setting = (None, False)
+        self.standing: contextlib.ExitStack | None = None
+
+    @property
+    def enabled(self) -> bool:
+        return self.newest[0] is not None
+
+    @property
+    def newest(self) -> modes.Setting:
+        return [self.before, *self.open.values()][-1]
+
+    def add(self, context: object, setting: Setting) -> None:
+        with modes.uncaptured.lock:
+            before = modes.uncaptured.put(*setting)
+            if not self.open:
+                self.before = before
+                engine.install()
+            self.open[context] = setting
+
+    def remove(self, context: object) -> None:
+        with modes.uncaptured.lock:
+            if self.open.pop(context, None):  # there has been no reset
+                modes.uncaptured.put(*self.newest)
+            if not self.open:
+                engine.uninstall()
 
 
 state = _State()
@@ -50,19 +80,15 @@ def disable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _put(factory: Callable[[], AutogradCompilerInstance] | None, dynamic: bool) -> Iterator[None]:
-    before = _cpp.set_autograd_compiler(factory, dynamic)  # type: ignore[arg-type]
-    was, state.enabled = state.enabled, factory is not None
+    context = object()
+    state.add(context, (factory, dynamic))
     if factory is not None:
-        engine.install()
         verbose = log.artifact("compiled_autograd_verbose")
         _cpp.set_verbose_logger(verbose if verbose.isEnabledFor(logging.DEBUG) else None)  # type: ignore[arg-type]
     try:
         yield
     finally:
-        _cpp.set_autograd_compiler(*before)
-        state.enabled = was
-        if not was:
-            engine.uninstall()
+        state.remove(context)
 
 
 @contextlib.contextmanager
@@ -92,15 +118,20 @@ def reset() -> None:
     if region.entered:
         raise RuntimeError("compiled autograd cannot be reset inside a captured backward pass")
     always(None)
-    _cpp.set_autograd_compiler(None, False)
+    with modes.uncaptured.lock:
+        state.open.clear()
+        state.before = None, False
+        modes.uncaptured.put(None, False)
+        engine.uninstall()
     _cpp.set_verbose_logger(None)
-    state.enabled = False
-    engine.uninstall()
     _forget()
 
 
 @on_reset
 def _forget() -> None:
-    if not region.entered:
-        _cpp.clear_cache()
-        counters.clear()
+    engine.between_passes(_clear)
+
+
+def _clear() -> None:
+    _cpp.clear_cache()
+    counters.clear()

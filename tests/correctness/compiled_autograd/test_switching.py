@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ import torch
 import bolide
 from bolide.dynamo import compiled_autograd
 from bolide.support import events, log
+from bolide.tracing import modes
 from tests.compiled_autograd_tools import captures
 
 
@@ -172,6 +176,96 @@ def test_threads() -> None:
     assert not compiled_autograd.compiled_autograd_enabled
     torch.randn(3, requires_grad=True).sinh().sum().backward()
     assert captures() == 2
+
+
+def toggled(step: int) -> None:
+    with modes.uncaptured:
+        pass
+
+
+def switched(step: int) -> None:
+    with compiled_autograd.enable(lambda gm: gm), compiled_autograd.disable():
+        pass
+
+
+def compiled(step: int) -> None:
+    x = torch.randn(3, requires_grad=True)
+    bolide.compile(lambda x: (x.sin() * step).exp().sum(), backend="eager")(x).backward()
+    torch.testing.assert_close(x.grad, x.detach().cos() * step * (x.detach().sin() * step).exp())
+
+
+def forgotten(step: int) -> None:
+    bolide.reset()
+
+
+@pytest.mark.parametrize("disturb", [toggled, switched, compiled, forgotten], ids=lambda disturb: disturb.__name__)
+def test_what_other_threads_do_while_passes_are_captured(disturb: Callable[[int], None]) -> None:
+    """They compile, capture for themselves, reset: gradients are eager's, nothing hangs, all is off in the end."""
+    compiled_autograd.reset()
+    failed: list[BaseException] = []
+    over = threading.Event()
+    engine = torch.autograd.Variable._execution_engine
+
+    def work(first: int) -> None:
+        for step in range(first, first + 60):
+            x = torch.randn(2 + step % 3, requires_grad=True)
+            y = x
+            for _ in range(step % 5 + 1):  # other kinds of passes, which are captured
+                y = y.sin()
+            y.backward(torch.ones_like(y))
+            with torch.no_grad():
+                expected, inner = torch.ones_like(x), x
+                for _ in range(step % 5 + 1):
+                    expected, inner = expected * inner.cos(), inner.sin()
+            torch.testing.assert_close(x.grad, expected)
+
+    def others() -> None:
+        for step in itertools.count(1):
+            if over.is_set():
+                break
+            disturb(step % 4)
+
+    def noted(function: Callable[..., None], *args: int) -> None:
+        try:
+            function(*args)
+        except BaseException as error:
+            failed.append(error)
+
+    switching = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with compiled_autograd.enable(lambda gm: gm):
+            workers = [threading.Thread(target=noted, args=(work, first), daemon=True) for first in (0, 1)]
+            disturbing = [threading.Thread(target=noted, args=(others,), daemon=True) for _ in range(2)]
+            for thread in (*workers, *disturbing):
+                thread.start()
+            for thread in workers:
+                thread.join(60)
+            over.set()
+            for thread in disturbing:
+                thread.join(60)
+            assert not any(thread.is_alive() for thread in (*workers, *disturbing))
+    finally:
+        over.set()
+        sys.setswitchinterval(switching)
+    assert not failed
+    assert not compiled_autograd.compiled_autograd_enabled
+    assert torch.autograd.Variable._execution_engine is engine
+
+
+def test_contexts_of_threads_end_in_any_order() -> None:
+    compiled_autograd.reset()
+    first, second = compiled_autograd.enable(lambda gm: gm), compiled_autograd.enable(lambda gm: gm)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert compiled_autograd.compiled_autograd_enabled
+    backward()
+    assert captures() == 1
+    second.__exit__(None, None, None)
+    assert not compiled_autograd.compiled_autograd_enabled
+    torch.randn(3, requires_grad=True).sin().sum().backward()
+    assert captures() == 1
 
 
 def test_anomaly_mode_finds_gradients_that_are_no_numbers() -> None:
