@@ -51,8 +51,10 @@ def run_trace(
     partition: Partition,
     options: Mapping[str, object],
     devices: frozenset[str] | None = None,
+    whole: Callable[[fx.GraphModule], Callable[..., object]] | None = None,
 ) -> Runner:
-    """The forward and backward graphs of a program, each compiled by `compiler`.
+    """The forward and backward graphs of a program, each compiled by `compiler`; by `whole` a captured backward pass
+    that the program's is a part of.
 
     options: values for `inductor.config` while compiling; devices: the device types it has code for (None: all).
     Programs of fewer operations than `minimum_call_count` are interpreted. Where grad mode is off at the beginning and
@@ -74,6 +76,7 @@ def run_trace(
             partition=partition,
             title=captured.name,
             on_fault=functools.partial(_interpreted, captured),
+            whole=whole,
             constants=_constants(captured) if options.get("freezing", inductor.config.freezing) else frozenset(),
         )
     return torch.enable_grad()(run) if switched else run

@@ -118,7 +118,8 @@ def _run_backend(settings: Settings, parameters: Sequence[str], captured: Captur
     if state.backend is not None:
         backend, options = state.backend, {}
     if isinstance(backend, TraceBackend):
-        return run_trace(captured, backend.compiler, backend.partition, options, backend.devices)
+        whole = functools.partial(compile, backend=backend, options=options, dynamic=True)
+        return run_trace(captured, backend.compiler, backend.partition, options, backend.devices, whole)
     return run_calls(captured, backend, options, parameters, floats=backend is eager)
 
 
@@ -346,7 +347,7 @@ def _capture_backwards(wanted: bool) -> None:
     """What the option `compiled_autograd` does."""
     from bolide.dynamo import compiled_autograd
 
-    compiled_autograd.always(functools.partial(compile, dynamic=True) if wanted else None)
+    compiled_autograd.always(functools.partial(compile, dynamic=True) if wanted else None, by_function=True)
 
 
 intercept(compile)(nested_compile)

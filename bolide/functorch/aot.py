@@ -65,6 +65,7 @@ def compile_trace(
     on_fault: Callable[[Exception], GraphCompiler] | None = None,
     constants: frozenset[int] = frozenset(),
     plain: bool = False,
+    whole: Callable[[fx.GraphModule], Callable[..., object]] | None = None,
 ) -> Runner:
     """Compiles a finished trace; call it in the global state (grad mode, autocast) in which the result will be called.
 
@@ -75,11 +76,14 @@ def compile_trace(
     backward graph is compiled when it first runs. The program's forward is over then: `on_fault` is told what fails
     and gives the compiler for another attempt. Errors of a backward that runs say that it is that of `title`. The
     inputs at `constants` rarely change: what is made of them alone is computed once where nothing is differentiated
-    (see `freezing`). With `plain` no operation takes the place of recorded ones, and the backward is compiled at once.
+    (see `freezing`). `whole` compiles a captured backward pass of which this program's backward is a part
+    (`CompiledFunction.whole`). With `plain` no operation takes the place of recorded ones, and the backward is compiled at once.
 
     Raises `Unsupported` for a program without a backward, and for outputs whose history cannot be reproduced.
     """
-    request = _Request(forward_compiler, backward_compiler, partition, "graph", title, on_fault, constants, plain)
+    request = _Request(
+        forward_compiler, backward_compiler, partition, "graph", title, on_fault, constants, plain, whole
+    )
     return _compile(trace, outputs, request)
 
 
@@ -95,6 +99,7 @@ class _Request:
     on_fault: Callable[[Exception], GraphCompiler] | None
     constants: frozenset[int]
     plain: bool
+    whole: Callable[[fx.GraphModule], Callable[..., object]] | None
 
     @property
     def inference_passes(self) -> tuple[Pass, ...]:
@@ -188,7 +193,7 @@ def _compile_training(trace: Trace, signature: Signature, request: _Request) -> 
     backward = Backward(crossing, backward_for, module_for, twice, eager, request.title)
     if request.plain:
         backward.compiled_for(())
-    return differentiable(forward, backward, crossing, apart, anchored)
+    return differentiable(forward, backward, crossing, apart, anchored, request.whole)
 
 
 def partitioned(joint: Joint, strategy: Strategy, recomputable: Container[object] | None = None) -> Partition:

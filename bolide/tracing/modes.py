@@ -125,7 +125,7 @@ def saved_tensor_hooks() -> Any:
 
 
 Factory = Callable[[], object]
-Setting = tuple[Factory | None, bool]  # what is called to capture a pass, and whether sizes are symbolic
+HookSetting = tuple[Factory | None, bool]  # what is called to capture a pass, and whether sizes are symbolic
 
 
 class _Depth(threading.local):
@@ -142,10 +142,10 @@ class _Hook:
     def __init__(self) -> None:
         self.lock = threading.RLock()  # a signal handler may compile at any time
         self.off = 0  # how many are inside
-        self.wanted: Setting = (None, False)  # where nobody is
+        self.wanted: HookSetting = (None, False)  # where nobody is
         self.depth = _Depth()
 
-    def put(self, factory: Factory | None, dynamic: bool) -> Setting:
+    def put(self, factory: Factory | None, dynamic: bool) -> HookSetting:
         """What captures from now on (None: nothing does), and what did before."""
         with self.lock:
             before = self.wanted if self.off else _set_hook(factory, dynamic)
@@ -183,8 +183,8 @@ class _Hook:
                 _set_hook(*self.wanted)
 
 
-def _set_hook(factory: Factory | None, dynamic: bool) -> Setting:
-    before: Setting = _native._dynamo.compiled_autograd.set_autograd_compiler(factory, dynamic)
+def _set_hook(factory: Factory | None, dynamic: bool) -> HookSetting:
+    before: HookSetting = _native._dynamo.compiled_autograd.set_autograd_compiler(factory, dynamic)
     return before
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.fx as fx
 
 from bolide.dynamo.compiled_autograd import calls, engine, order
-from bolide.dynamo.compiled_autograd.calls import FORMULAS, Formula, Grad
+from bolide.dynamo.compiled_autograd.calls import FORMULAS, Formula, Grad, Real
 from bolide.dynamo.compiled_autograd.running import Running
 from bolide.support import events
 from bolide.symbolic import contiguous_strides
@@ -41,12 +41,12 @@ class AutogradCompilerInstance:
     The engine calls its methods while it walks over autograd's graph. The values that it is given stand for nodes of
     the graph: traced tensors and symbolic sizes. Each node of autograd's becomes a call of its formula, which the graph
     makes at run time on real tensors; so nothing is assumed of sizes here, and whoever compiles the graph guards what
-    it assumes itself.
+    it assumes itself. With `by_function` a compiled function's own backend compiles a pass that it is a part of.
     """
 
-    def __init__(self, compiler_fn: CompilerFn) -> None:
+    def __init__(self, compiler_fn: CompilerFn, by_function: bool = False) -> None:
         engine.begun()
-        self.compiler_fn = compiler_fn
+        self.compiler_fn, self.by_function = compiler_fn, by_function
         self.trace = Trace()
         self.graph = self.trace.graph
         self.names: list[str] = []  # of the calls so far
@@ -138,6 +138,8 @@ class AutogradCompilerInstance:
     ) -> tuple[Grad, ...]:
         """The backward of an `autograd.Function`, which is Python, compiled functions' among them."""
         self.contexts.append(backward_idx)
+        if self.by_function:
+            self.compiler_fn = getattr(cast(Real, ctx)._forward_cls, "whole", None) or self.compiler_fn
         context = self._item("hooks", backward_idx)
         node = self._record(calls.call_backward, context, [*saved_tensors], len(output_metadatas), *inputs)
         return tuple(self._items(node, output_metadatas))

@@ -28,7 +28,7 @@ class _State:
 
     def __init__(self) -> None:
         self.open: dict[object, Setting] = {}
-        self.before: modes.Setting = (None, False)
+        self.before: modes.HookSetting = (None, False)
         self.standing: contextlib.ExitStack | None = None
 
     @property
@@ -36,7 +36,7 @@ class _State:
         return self.newest[0] is not None
 
     @property
-    def newest(self) -> modes.Setting:
+    def newest(self) -> modes.HookSetting:
         return [self.before, *self.open.values()][-1]
 
     def add(self, context: object, setting: Setting) -> None:
@@ -67,7 +67,14 @@ def enable(compiler_fn: CompilerFn, dynamic: bool = True) -> Iterator[None]:
     """
     if not isinstance(dynamic, bool):
         raise TypeError(f"dynamic must be True or False, not {dynamic!r}")
-    with _put(functools.partial(AutogradCompilerInstance, compiler_fn), dynamic), _on_this_thread():
+    with _captured(compiler_fn, dynamic):
+        yield
+
+
+@contextlib.contextmanager
+def _captured(compiler_fn: CompilerFn, dynamic: bool, by_function: bool = False) -> Iterator[None]:
+    factory = functools.partial(AutogradCompilerInstance, compiler_fn, by_function)
+    with _put(factory, dynamic), _on_this_thread():
         yield
 
 
@@ -102,14 +109,15 @@ def _on_this_thread() -> Iterator[None]:
         torch._C._set_multithreading_enabled(before)
 
 
-def always(compiler_fn: CompilerFn | None) -> None:
-    """As in `enable`, from now on; with None no longer."""
+def always(compiler_fn: CompilerFn | None, *, by_function: bool = False) -> None:
+    """As in `enable`, from now on; with None no longer. by_function: the backend of a compiled function goes before
+    `compiler_fn`, for passes that its backward is a part of."""
     if state.standing is not None:
         state.standing.close()
         state.standing = None
     if compiler_fn is not None:
         state.standing = contextlib.ExitStack()
-        state.standing.enter_context(enable(compiler_fn))
+        state.standing.enter_context(_captured(compiler_fn, True, by_function))
 
 
 def reset() -> None:

@@ -285,17 +285,24 @@ def _not_twice(gradients: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ..
 
 
 def differentiable(
-    run: Runner, derivative: Backward, crossing: Crossing, apart: Sequence[int] = (), anchored: bool = False
+    run: Runner,
+    derivative: Backward,
+    crossing: Crossing,
+    apart: Sequence[int] = (),
+    anchored: bool = False,
+    whole_pass: Callable[[fx.GraphModule], Callable[..., object]] | None = None,
 ) -> Runner:
     """Makes the forward graph one node of autograd's graph.
 
     The inputs `apart` have a history that no result goes back to: the engine would run it all the same, though it may
     have been released. With `anchored` results go back to leaves made inside only: the node gets one more input that
-    requires grad, so that they do.
+    requires grad, so that they do. `whole_pass` is what compiles a captured backward pass that the node is a part of.
     """
     untracked = [index for index, stride in enumerate(crossing.tangents) if stride is None]
 
     class CompiledFunction(torch.autograd.Function):
+        whole = whole_pass
+
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
             inputs = inputs[:-1] if anchored else inputs

@@ -113,6 +113,23 @@ def test_functions_that_are_compiled_themselves(compiler: Any) -> None:
     assert_as_eager(program, compiler, times=1, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor", None])
+def test_the_option_takes_the_backend_of_the_compiled_function(backend: str | None) -> None:
+    """Passes that go through no compiled function have the default one."""
+    compiled_autograd.reset()
+    seen: list[Any] = []
+    layers = model()
+    with bolide.dynamo.config.patch(compiled_autograd=True):
+        loss = (bolide.compile(layers, backend=backend) if backend else layers)(torch.randn(4, 3).double())
+        with events.subscribed(seen.append):
+            loss.square().sum().exp().tanh().backward()
+    assert captures() == 1
+    artifacts = [event.artifact for event in seen if isinstance(event, events.Compiled)]
+    assert artifacts
+    generated = [isinstance(artifact, bolide.inductor.CompiledGraph) for artifact in artifacts]
+    assert generated == [backend != "aot_eager"] * len(artifacts)
+
+
 def test_the_option_captures_inside_and_after_compiled_functions() -> None:
     layers, reference = model(), model()
     reference.load_state_dict(layers.state_dict())
