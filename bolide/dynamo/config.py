@@ -238,8 +238,8 @@ class DynamoConfig(Config):
     )
     compiled_autograd: bool = option(
         False,
-        "Backward passes are captured from the engine, and compiled with the backend of the compiled function that they "
-        "go through, or else the default one.",
+        "Backward passes are captured from the engine, and compiled with the backend of the compiled function that "
+        "they go through, or else the default one.",
         compiled=False,
     )
     _autograd_backward_strict_mode_banned_ops: list[str] = option(

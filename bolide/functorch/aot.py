@@ -77,7 +77,8 @@ def compile_trace(
     and gives the compiler for another attempt. Errors of a backward that runs say that it is that of `title`. The
     inputs at `constants` rarely change: what is made of them alone is computed once where nothing is differentiated
     (see `freezing`). `whole` compiles a captured backward pass of which this program's backward is a part
-    (`CompiledFunction.whole`). With `plain` no operation takes the place of recorded ones, and the backward is compiled at once.
+    (`CompiledFunction.whole`). With `plain` no operation takes the place of recorded ones, and the backward is compiled
+    at once.
 
     Raises `Unsupported` for a program without a backward, and for outputs whose history cannot be reproduced.
     """
