@@ -31,11 +31,13 @@ def inside(value: object) -> object:
 
 def stripped(value: object) -> object:
     """A tensor with the dimensions of all batches in front; anything else as it is."""
-    if isinstance(value, torch.Tensor):
-        for level in reversed(_active()):
-            size = _functorch.CVmapInterpreterPtr(level).batchSize()
-            value = _functorch._remove_batch_dim(value, level.level(), size, 0)
-    return value
+    levels = _active()
+    if not levels or not isinstance(value, torch.Tensor):
+        return value
+    for level in reversed(levels):
+        size = _functorch.CVmapInterpreterPtr(level).batchSize()
+        value = _functorch._remove_batch_dim(value, level.level(), size, 0)
+    return value.contiguous()  # where the dimensions were before is not to be seen
 
 
 def entered(value: torch.Tensor) -> torch.Tensor:
