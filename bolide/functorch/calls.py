@@ -272,8 +272,9 @@ def _kinds(leaves: Leaves, dynamic: bool) -> list[object]:
         if first != at:
             kinds.append(first)
             continue
-        if computes_itself(type(leaf)):
-            raise Unsupported(f"an argument is a {type(leaf).__name__}, which computes in Python itself", kind="input")
+        if computes_itself(type(leaf)) or _is_asked(type(leaf)):
+            how = "computes in Python itself" if computes_itself(type(leaf)) else "has a __torch_function__"
+            raise Unsupported(f"an argument is a {type(leaf).__name__}, which {how}", kind="input")
         if leaf.layout is not torch.strided:
             raise Unsupported(f"an argument is a tensor of layout {leaf.layout}", kind="input")
         layout = leaf.dim() if dynamic else (*leaf.shape, *leaf.stride())
@@ -281,6 +282,12 @@ def _kinds(leaves: Leaves, dynamic: bool) -> list[object]:
         if leaf.numel():
             kinds.append(storages.setdefault(leaf.untyped_storage()._cdata, at))
     return kinds
+
+
+def _is_asked(cls: type) -> bool:
+    """Whether torch's functions ask a class of tensors what they return: graphs would not."""
+    function = cls.__torch_function__  # type: ignore[attr-defined]
+    return cls is not Tensor and function is not torch._C._disabled_torch_function_impl
 
 
 def _marks(tensor: Tensor) -> tuple[bool, ...]:
@@ -400,7 +407,10 @@ class _Tracing:
                 size = self._size(extent, number, dim)
                 if isinstance(size, torch.SymInt):
                     sizes[dim] = size
-        return self.trace.input(tensor, f"primals_{number + 1}", sizes)
+        traced: Any = self.trace.input(tensor, f"primals_{number + 1}", sizes)
+        if isinstance(tensor, nn.Buffer):
+            traced._is_buffer, traced.persistent = True, tensor.persistent
+        return traced  # type: ignore[no-any-return]
 
     def _size(self, extent: int, number: int, dim: int) -> Any:
         """A symbol for a size; equal ones have one symbol, as in PyTorch."""

@@ -13,7 +13,7 @@ which puts the gradient together. A wrapper that leaves is taken apart (`Opened`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -132,9 +132,32 @@ def as_leaf(tensor: torch.Tensor) -> torch.Tensor:
 # ---- in and out ------------------------------------------------------------------------------------------------------
 
 
+Place = tuple[int, int] | int
+
+
+def _places(numbers: Iterable[int], of_parts: Sequence[Sequence[int]]) -> tuple[Place, ...]:
+    """For each number the first place where one of the parts has it (which part, and where there), else itself."""
+    first: dict[int, Place] = {}
+    for part, own in enumerate(of_parts):
+        for at, number in enumerate(own):
+            first.setdefault(number, (part, at))
+    return tuple([first.get(number, number) for number in numbers])
+
+
+def _found(places: Iterable[Place], of_parts: Sequence[Sequence[Any]]) -> list[Any]:
+    return [of_parts[place[0]][place[1]] if isinstance(place, tuple) else place for place in places]
+
+
+def _layout(real: Any) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+    """Sizes and strides of a wrapper, as those of its parts."""
+    parts = [getattr(real, name) for name in real.__tensor_flatten__()[0]]
+    strides = [part.stride() for part in parts]
+    return _places(real.shape, [part.shape for part in parts]), _places(real.stride(), strides)
+
+
 def facts(real: Any) -> tuple[Any, ...]:
     """What is known of a wrapper beside its parts and its context."""
-    layout = (tuple(real.shape), real.stride(), real.dtype, real.device)
+    layout = (*_layout(real), real.dtype, real.device)
     hooks = bool(real._backward_hooks) or bool(real._post_accumulate_grad_hooks)
     history = (real.requires_grad, real.is_leaf, hooks)
     return (tuple(real.__tensor_flatten__()[0]), *layout, *history, isinstance(real, torch.nn.Parameter))
@@ -162,7 +185,10 @@ def wrap_parts(world: World, real: Any, source: Source) -> Any:
     else:
         context = world.wrap(context, Source("apply", source, (), context_of))
     parts = {name: world.wrap(getattr(real, name), attribute_source(source, name)) for name in names}
-    stand_in = world.program.evaluate(cls.__tensor_unflatten__, [parts, context, real.size(), real.stride()])
+    shape, stride = _layout(real)
+    size = torch.Size(_found(shape, [part.shape for part in parts.values()]))
+    strides = tuple(_found(stride, [part.stride() for part in parts.values()]))
+    stand_in = world.program.evaluate(cls.__tensor_unflatten__, [parts, context, size, strides])
     if class_of(stand_in) is not cls:
         reason = f"{cls.__name__}.__tensor_unflatten__ makes a {class_of(stand_in).__name__}"
         raise Unsupported(reason, world.guards.where(), None, "input")

@@ -224,11 +224,12 @@ def test_modules_with_wrappers_for_members() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.norm, self.inner, self.outer = nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 4)
-            self.register_buffer("shift", _two(4).b)
+            self.shift = nn.Buffer(torch.randn(4))
             for layer in (self.inner, self.outer):
                 layer.weight = nn.Parameter(Quantised.of(layer.weight.detach()), requires_grad=False)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert isinstance(self.shift, nn.Buffer)
             return x + self.outer(F.gelu(self.inner(self.norm(x)))) * self.shift
 
     block = Block()
@@ -304,3 +305,17 @@ def test_under_modes_of_the_users_the_function_itself_runs(mode: Any) -> None:
             found.append(active.get_total_flops() if isinstance(active, FlopCounterMode) else 0)
         torch.testing.assert_close(found[0], found[2])
         assert found[1] == found[3]
+
+
+class Asked(torch.Tensor):
+    """Whatever is done with it comes out doubled."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {})) * 2
+
+
+def test_tensors_that_torchs_functions_ask_are_refused() -> None:
+    with pytest.raises(bolide.Unsupported, match="an argument is a Asked, which has a __torch_function__"):
+        aot_function(lambda x: x.sin(), bolide.functorch.nop)(torch.randn(3).as_subclass(Asked))

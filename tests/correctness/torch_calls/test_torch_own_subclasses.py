@@ -182,6 +182,30 @@ def test_wrappers_of_changing_sizes_leave_with_gradients() -> None:
         _agree(*found)
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+def test_sizes_of_wrappers_are_symbols(nested: bool, grad: bool) -> None:
+    """Those of what they are made of: two versions serve all sizes, one more those that are equal by chance."""
+
+    def fn(t: Any, w: torch.Tensor) -> Any:
+        y = (t.sin() @ w).relu()
+        return y, y.reshape(-1), y.T, y.view(y.shape[0], 2, 1)
+
+    compiled, w = bolide.compile(fn, fullgraph=True), torch.randn(3, 2)
+    for size in (4, 6, 9, 11, 5, 7, 8, 3):
+        a, b = torch.randn(size, 3), torch.randn(size, 3)
+        found = []
+        for function in (compiled, fn):
+            given: Any = TwoTensor(a.clone(), b.clone())
+            given = (TwoTensor(given, a.clone()) if nested else given).requires_grad_(grad)
+            results = function(given, w)
+            if grad:
+                torch.autograd.backward([result.sin().sum() for result in results])
+            found.append([*results, given.grad])
+        _agree(*found)
+    assert len(compiled._bolide.entries) == 3
+
+
 def test_wrappers_that_require_grad_are_made_inside() -> None:
     """They are leaves of the program's own: what is computed from them leads nowhere outside."""
 
