@@ -70,7 +70,7 @@ def _watched(after: Literal["aot", "dynamo"], compiler: CompilerFn, name: str) -
 backends.watched = _watched
 dynamo.explain, dynamo.export, dynamo.optimize = explain, export, optimize
 dynamo.optimize_assert = functools.partial(optimize, nopython=True)
-inductor.compile = compile_fx
+inductor.compile = functorch.compilers.generator = compile_fx
 configure(dict(os.environ))
 keep_dynamo_out()  # also for optimizers that are made before anything is compiled
 

@@ -52,6 +52,10 @@ def interpret(module: fx.GraphModule, info: GraphInfo) -> Runner:
     return run
 
 
+generator: Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]] | None = None
+"""bolide's code generator, as a compiler of graphs. `bolide` sets it, as the code is that of `inductor`."""
+
+
 LATE = {
     "DebugInterpreter": "checked",
     "debug_compile": "dumped",

@@ -113,7 +113,10 @@ def _bernoulli(trace: Recorder, wanted: TensorMeta, p: float | Node) -> Node:
     """1 with probability `p` (a number or a node), in the wanted dtype."""
     _require("bernoulli_", wanted.dtype, p.meta["val"].dtype if isinstance(p, Node) else p)
     if trace.draws_as_eager:
-        return _eagers(trace, aten.bernoulli.Tensor, wanted, p) if isinstance(p, Node) else _trials(trace, wanted, p)
+        # Truth values, of which a backward can keep a byte each. A CPU draws the same ones for every dtype.
+        drawn = wanted._replace(dtype=torch.bool) if wanted.device.type == "cpu" else wanted
+        node = _eagers(trace, aten.bernoulli.Tensor, drawn, p) if isinstance(p, Node) else _trials(trace, drawn, p)
+        return _cast(trace, _cast(trace, node, torch.bool), wanted.dtype)
     if isinstance(p, Node):
         low, high = trace.call(aten.ge.Scalar, p, 0), trace.call(aten.le.Scalar, p, 1)
         data.check_node(trace, trace.call(aten.all.default, trace.call(aten.logical_and.default, low, high)))
@@ -139,10 +142,13 @@ def _both_parts(trace: Recorder, wanted: TensorMeta, drawn: Callable[[TensorMeta
     return trace.restride(trace.call(aten.complex.default, real, drawn(part)), wanted)
 
 
+def _cast(trace: Recorder, node: Node, dtype: torch.dtype) -> Node:
+    same = node.meta["val"].dtype is dtype
+    return node if same else trace.call(aten._to_copy.default, node, dtype=dtype)
+
+
 def _converted(trace: Recorder, node: Node, wanted: TensorMeta) -> Node:
-    if node.meta["val"].dtype is not wanted.dtype:
-        node = trace.call(aten._to_copy.default, node, dtype=wanted.dtype)
-    return trace.restride(node, wanted)
+    return trace.restride(_cast(trace, node, wanted.dtype), wanted)
 
 
 def _target(trace: Recorder, func: OpOverload, *args: Any) -> tuple[TracedTensor, TensorMeta]:
