@@ -73,7 +73,10 @@ def main(rows: int = 1000, columns: int = 1000) -> None:
         times = [[seconds(each, x, bias, gradient) for each in both] for _ in range(ROUNDS)]
         eager, fused = (statistics.median(column) * 1e3 for column in zip(*times))
         sizes = [saved_bytes(each, x, bias) / 1e6 for each in both]
-        print(f"| {name} | {sizes[0]:.2f} | {sizes[1]:.2f} | {eager:.1f} | {fused:.1f} | {fused / eager:.2f} |", flush=True)
+        print(
+            f"| {name} | {sizes[0]:.2f} | {sizes[1]:.2f} | {eager:.1f} | {fused:.1f} | {fused / eager:.2f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

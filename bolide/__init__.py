@@ -10,6 +10,8 @@ import functools
 import os
 from typing import Literal
 
+from torch.fx import GraphModule
+
 from bolide.support.garbage import collector_paused
 
 with collector_paused():  # a collection of all that torch has made takes longer than these imports
@@ -19,6 +21,7 @@ with collector_paused():  # a collection of all that torch has made takes longer
     from bolide.debug.logs import configure, set_logs
     from bolide.debug.shadow import ShadowMismatch, shadow
     from bolide.dynamo.backends import CompilerFn, get_default_backend, list_backends, set_default_backend
+    from bolide.dynamo.entry import versions
     from bolide.dynamo.guards.filters import (
         keep_portable_guards_unsafe,
         keep_tensor_guards_unsafe,
@@ -67,7 +70,14 @@ def _watched(after: Literal["aot", "dynamo"], compiler: CompilerFn, name: str) -
     return repro.watched(after, compiler, name)
 
 
+def _recorded(failure: CompileError, graph: GraphModule | None = None) -> None:
+    from bolide.debug import record  # when there is something to record
+
+    record.record(failure, graph)
+
+
 backends.watched = _watched
+versions.recorder = _recorded
 dynamo.explain, dynamo.export, dynamo.optimize = explain, export, optimize
 dynamo.optimize_assert = functools.partial(optimize, nopython=True)
 inductor.compile = functorch.compilers.generator = compile_fx

@@ -7,14 +7,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import os
-import re
-import tempfile
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -23,6 +18,7 @@ from torch import Tensor, fx
 from bolide import functorch, inductor
 from bolide.dynamo.backends import CompilerFn
 from bolide.dynamo.config import config
+from bolide.dynamo.entry import versions
 from bolide.dynamo.entry.replay import Runner
 from bolide.dynamo.library import provenance
 from bolide.dynamo.program.captured import Captured, Source
@@ -137,8 +133,8 @@ def compile_graph(
             compiled = compiler(graph, info)
     except Exception as error:
         failure = CompileError(f"{info.kind} graph", name, error)
-        if config.replay_record_enabled:
-            record_failure(config.debug_dir_root, graph, failure)
+        if config.replay_record_enabled and versions.recorder is not None:
+            versions.recorder(failure, graph)
         if not config.suppress_errors:
             raise failure from error
         _warn_of_graph(graph.graph, name, failure)
@@ -160,23 +156,6 @@ def _warn_of_graph(graph: fx.Graph, name: str, failure: CompileError) -> None:
         warnings.warn(text, BolideWarning, stacklevel=3)
     else:
         warnings.warn_explicit(text, BolideWarning, where.file, where.line)
-
-
-def record_failure(root: str, graph: fx.GraphModule, failure: CompileError) -> str:
-    """Write the code of `graph`, what is known of its values, and the traceback, to a new directory below `root`;
-    returns its path.
-    """
-    os.makedirs(root, exist_ok=True)
-    path = tempfile.mkdtemp(prefix=f"{re.sub(r'[^A-Za-z0-9]+', '_', failure.function)}_", dir=root)
-    metas = "".join(f"{node.name}: {node.meta.get('val')}\n" for node in graph.graph.nodes)
-    files = {
-        "graph.py": graph.code,
-        "values.txt": metas,
-        "error.txt": "".join(traceback.format_exception(failure)),
-    }
-    for name, text in files.items():
-        Path(path, name).write_text(text, encoding="utf-8")
-    return path
 
 
 # ---- one graph of torch's functions ----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from bolide.debug import record
 from bolide.debug.explain import Collector
 from bolide.debug.info import info
 from bolide.debug.report import report_of, write_report
@@ -68,6 +69,18 @@ def minify(script: str, isolate: bool) -> None:
         runpy.run_path(script, run_name="__main__")
     finally:
         sys.argv = before
+
+
+@main.command()
+@click.argument("file", type=click.Path(exists=True, path_type=Path))
+def replay(file: Path) -> None:
+    """Make the call of a record FILE again, which the option replay_record_enabled has written."""
+    found = record.read(file)
+    for line in record.other_versions(found):
+        click.echo(f"note: {line}")
+    click.echo(f"recorded: {found['failure']}")
+    result = record.replay(found)
+    click.echo(f"The call does not fail. Its result: {result}")
 
 
 main.add_command(demo)

@@ -23,7 +23,7 @@ def info() -> dict[str, str]:
     return {
         "bolide": _version("bolide"),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "llvmlite": _version("llvmlite"),
         "LLVM": ".".join(map(str, llvm.llvm_version_info)),
         "system": platform.platform(),

@@ -117,7 +117,7 @@ class Repro:
             *inputs,
             "]",
             f"TRIAL = {_trial(self.trial)}",
-            f"OPTIONS = {_options()!r}",
+            f"OPTIONS = {changed_options()!r}",
             "",
             'if __name__ == "__main__":',
             f"    main(Repro(), INPUTS, TRIAL, OPTIONS, {command!r}, seed={self.seed}, data={self.data!r})",
@@ -142,7 +142,7 @@ def _code(gm: fx.GraphModule) -> tuple[list[str], str]:
     return [_import(name, value) for name, value in code.globals.items() if name in used], code.src
 
 
-def _import(name: str, value: Any) -> str:
+def _import(name: str, value: object) -> str:
     if isinstance(value, ModuleType):
         return f"import {value.__name__} as {name}" if value.__name__ != name else f"import {name}"
     if isinstance(value, float):
@@ -192,7 +192,7 @@ def _is_symbolic(slot: Slot) -> bool:
     return any(isinstance(size, str) for size in (*slot.shape, *slot.stride))
 
 
-def _options() -> dict[str, dict[str, object]]:
+def changed_options() -> dict[str, dict[str, object]]:
     """The options that have other values than by default, by the name of their object."""
     changed: dict[str, dict[str, object]] = {}
     for path in _CONFIGS:
@@ -271,7 +271,7 @@ def main(
     script = Path(sys.argv[0])
     gm = traced(module)
     values = made(slots, seed) if data is None else torch.load(script.with_name(data))
-    with _patched(options):
+    with with_options(options):
         if chosen == "run":
             error = failure(trial, gm, values)
             if error is not None:
@@ -287,7 +287,8 @@ def main(
 
 
 @contextmanager
-def _patched(options: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
+def with_options(options: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
+    """With options as `changed_options` gives them."""
     with ExitStack() as stack:
         for path, values in options.items():
             stack.enter_context(_config(path).patch(dict(values)))

@@ -62,7 +62,7 @@ class DynamoConfig(Config):
     )
     replay_record_enabled: bool = option(
         False,
-        "When bolide fails, write the graph and the metadata of its inputs below debug_dir_root.",
+        "When bolide fails, write the graph, and a record of the call (bolide replay), below debug_dir_root.",
         env=("BOLIDE_REPLAY_RECORD", "TORCH_COMPILE_REPLAY_RECORD"),
         compiled=False,
     )

@@ -19,6 +19,9 @@ class ThreadState(threading.local):
     backend: Any = None  # likewise
     break_is_error: bool = False  # see `switches.error_on_graph_break`
     exporting: bool = False  # whether the capture is one of `export`
+    call: tuple[object, tuple[object, ...], dict[str, object]] | None = (
+        None  # what it compiles: a `Versions`, for these
+    )
 
 
 state = ThreadState()

@@ -144,12 +144,13 @@ class Refuted(BolideError):
 
 class CompileError(BolideError):
     """A stage failed on a captured program: a fault of `maker`, of bolide or of a backend, not of the user.
-    ``__cause__`` is the original exception.
+    ``__cause__`` is the original exception. `recorded`: a record of it was written (`replay_record_enabled`).
     """
 
     def __init__(self, stage: str, function: str, cause: BaseException, maker: str = "bolide") -> None:
         self.stage = stage
         self.function = function
+        self.recorded = False
         self.remedy = None if maker == "bolide" else f"use another backend, or mend {maker}"
         super().__init__(f"{maker} failed to compile {function} ({stage}): {type(cause).__name__}: {cause}")
         self.__cause__ = cause

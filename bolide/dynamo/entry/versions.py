@@ -93,6 +93,10 @@ class Wishes:
     guard_fail: GuardFailed | None = None
 
 
+recorder: Callable[..., None] | None = None
+"""Writes a record of a failure, as `replay_record_enabled` asks for: of a CompileError, and the graph that it is of, if
+there is one. `bolide` sets it, as the code is that of `debug`."""
+
 _PATIENCE = 4  # calls that are made again in eager before data are no symbols any more
 
 
@@ -315,6 +319,7 @@ class Versions(ABC):
         return True
 
     def _make_entry(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        state.call = self, args, kwargs
         try:
             with modes.undisturbed(), profiled(config.cprofile, self.name):
                 self.install(*self._make(args, kwargs))
@@ -322,9 +327,11 @@ class Versions(ABC):
             release(error)
             if isinstance(error, (Unsupported, CompileError)):
                 self._measure(None, 0, 0.0, 0.0, error)
+            if isinstance(error, CompileError) and config.replay_record_enabled and recorder is not None:
+                recorder(error)
             raise
         finally:
-            state.stage = None
+            state.stage = state.call = None
 
     def _fitting(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Entry | None:
         """The entry that fits, made by another thread meanwhile. If there is none, tell which guards failed."""
