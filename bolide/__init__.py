@@ -20,7 +20,13 @@ with collector_paused():  # a collection of all that torch has made takes longer
     from bolide.debug.explain import explain
     from bolide.debug.logs import configure, set_logs
     from bolide.debug.shadow import ShadowMismatch, shadow
-    from bolide.dynamo.backends import CompilerFn, get_default_backend, list_backends, set_default_backend
+    from bolide.dynamo.backends import (
+        CompilerFn,
+        get_default_backend,
+        list_backends,
+        lookup_backend,
+        set_default_backend,
+    )
     from bolide.dynamo.entry import versions
     from bolide.dynamo.guards.filters import (
         keep_portable_guards_unsafe,
@@ -80,7 +86,7 @@ backends.watched = _watched
 versions.recorder = _recorded
 dynamo.explain, dynamo.export, dynamo.optimize = explain, export, optimize
 dynamo.optimize_assert = functools.partial(optimize, nopython=True)
-inductor.compile = functorch.compilers.generator = compile_fx
+inductor.compile, functorch.compilers.generator = compile_fx, lookup_backend("inductor")
 configure(dict(os.environ))
 keep_dynamo_out()  # also for optimizers that are made before anything is compiled
 

@@ -361,4 +361,4 @@ def difference(wanted: object, actual: object, exact: object = None) -> str | No
 
 def _mean_error(value: Tensor, exact: Tensor) -> float:
     """The root of the mean square of how far off a tensor is."""
-    return float((value.to(exact.dtype) - exact).abs().square().mean().sqrt())
+    return float((value.to(exact.dtype) - exact.detach()).abs().square().mean().sqrt())

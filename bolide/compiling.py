@@ -7,7 +7,7 @@ import inspect
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast, overload
 
 import torch
@@ -58,7 +58,8 @@ class Settings:
 class TraceBackend:
     """A backend that takes the functional graphs of a program, forward and backward, instead of one graph of torch's
     functions. `devices`: the device types it has code for (None: all). `decompositions` gives what is recorded in place
-    of operations.
+    of operations. `inner`: it compiles a graph that it was given, whose random
+    numbers are eager's.
     """
 
     name: str
@@ -66,10 +67,15 @@ class TraceBackend:
     partition: Partition
     devices: frozenset[str] | None = None
     decompositions: Decompositions = dict
+    inner: bool = False
+
+    def takes_calls(self) -> bool:
+        """Whether it is given graphs of torch's functions all the same, as these are what `repro_after` looks at."""
+        return config.repro_after == "dynamo" and not self.inner
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[object], **options: object) -> Callable[..., Any]:
         """As any other backend: `gm` compiled when it is first called."""
-        return _compile_forward(gm, self.name, **options)
+        return _compile_forward(gm, replace(self, inner=True), **options)
 
 
 def eager(gm: fx.GraphModule, example_inputs: Sequence[object], **options: object) -> Callable[..., Any]:
@@ -118,8 +124,10 @@ def _run_backend(settings: Settings, parameters: Sequence[str], captured: Captur
     if state.backend is not None:
         backend, options = state.backend, {}
     if isinstance(backend, TraceBackend):
-        whole = functools.partial(compile, backend=backend, options=options, dynamic=True)
-        return run_trace(captured, backend.compiler, backend.partition, options, backend.devices, whole)
+        if not backend.takes_calls():
+            whole = functools.partial(compile, backend=backend, options=options, dynamic=True)
+            return run_trace(captured, backend.compiler, backend.partition, options, backend.devices, whole)
+        options = {"options": options}
     return run_calls(captured, backend, options, parameters, floats=backend is eager)
 
 
@@ -283,7 +291,7 @@ def compile_fx(
     return _compile_forward(gm, "inductor", options=options, mode=mode)
 
 
-def _compile_forward(gm: fx.GraphModule, backend: str, **arguments: Any) -> Callable[..., Any]:
+def _compile_forward(gm: fx.GraphModule, backend: str | CompilerFn, **arguments: Any) -> Callable[..., Any]:
     if isinstance(gm, _LazyGraphModule):
         gm.force_recompile(gm)  # its forward writes itself when it is first called
     return compile(gm.forward, backend=backend, **arguments)
@@ -303,6 +311,14 @@ def _of_target(target: object, settings: Settings) -> Callable[..., Any]:
     ).function
 
 
+def _captured(settings: Settings, how: Callable[..., Captured], *call: object) -> Captured:
+    """A call, captured in the manner that its backend wants."""
+    backend, breaks = settings.backend, not settings.wishes.fullgraph
+    if isinstance(backend, TraceBackend) and not backend.takes_calls():
+        return how(*call, breaks=breaks, draws_as_eager=backend.inner, decompositions=backend.decompositions)
+    return how(*call, breaks=breaks, record_calls=True)
+
+
 def _dispatcher(
     original: types.FunctionType,
     settings: Settings,
@@ -312,16 +328,11 @@ def _dispatcher(
     parameters: Sequence[str] = (),
 ) -> Dispatcher:
     backend = functools.partial(_run_backend, settings, parameters)
-    manner: dict[str, Any] = {"breaks": not settings.wishes.fullgraph}
-    if isinstance(settings.backend, TraceBackend):
-        manner["decompositions"] = settings.backend.decompositions
-    else:
-        manner["record_calls"] = True
     return Dispatcher(
         original,
-        functools.partial(capture, **manner),
+        functools.partial(_captured, settings, capture),
         backend,
-        rest=functools.partial(capture_rest, **manner),
+        rest=functools.partial(_captured, settings, capture_rest),
         name=name,
         key=key,
         place=place,

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +35,7 @@ from bolide.debug.trials import (
     Trial,
     Values,
     alike,
+    at_run_time,
     different,
     duplicate,
     exactly,
@@ -330,8 +330,11 @@ def watched(after: Literal["aot", "dynamo"], compiler: Compiler, name: str) -> C
     """A compiler that does what `compiler` does, and writes scripts of graphs on which it fails, see the options
     `repro_after` and `repro_level`. `name` is the captured function's."""
     if after == "aot":
-        return wraps(compiler)(lambda graph, info: _watched_graph(compiler, name, graph, info))
-    return wraps(compiler)(lambda gm, inputs, **options: _watched_calls(compiler, name, gm, inputs, options))
+        watching: Compiler = lambda graph, info: _watched_graph(compiler, name, graph, info)  # noqa: E731
+    else:
+        watching = lambda gm, inputs, **options: _watched_calls(compiler, name, gm, inputs, options)  # noqa: E731
+    watching.__qualname__ = getattr(compiler, "__qualname__", getattr(compiler, "name", ""))
+    return watching
 
 
 def _report(
@@ -446,7 +449,8 @@ def _watched_calls(
     if not _runs(untouched, values, gradients):  # the program's own error, which is raised when it is called
         return compiled
     try:
-        actual = outcome(lambda given: compiled(*given), values, gradients)
+        with at_run_time():
+            actual = outcome(lambda given: compiled(*given), values, gradients)
     except Exception as error:
         if level < 3:
             report(f"{type(error).__name__}: {error}")

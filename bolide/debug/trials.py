@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any, Literal, Protocol
@@ -24,6 +25,7 @@ from bolide.backends import difference
 from bolide.debug.reference import RandomState, doubled
 from bolide.dynamo.backends import lookup_backend
 from bolide.dynamo.config import config
+from bolide.dynamo.state import state
 from bolide.functorch import GraphInfo
 from bolide.functorch.compile_utils import WRITING
 from bolide.functorch.fx_minifier import fresh
@@ -291,6 +293,17 @@ class Calls:
         return compiled
 
 
+@contextmanager
+def at_run_time() -> Iterator[None]:
+    """Calls are compiled, although this thread compiles already, and raise where that fails."""
+    stage, state.stage = state.stage, None
+    try:
+        with config.patch(suppress_errors=False):
+            yield
+    finally:
+        state.stage = stage
+
+
 def failure(trial: Trial, gm: fx.GraphModule, values: Values) -> Exception | None:
     """What goes wrong when a graph is compiled and run for inputs; None if nothing does, or eager fails as well."""
     try:
@@ -299,7 +312,8 @@ def failure(trial: Trial, gm: fx.GraphModule, values: Values) -> Exception | Non
     except Exception:
         return None
     try:
-        actual = outcome(lambda inputs: ready()(inputs), values, trial.gradients)
+        with at_run_time():
+            actual = outcome(lambda inputs: ready()(inputs), values, trial.gradients)
     except Exception as error:
         return None if trial.accuracy else error
     if not trial.accuracy:

@@ -53,7 +53,8 @@ def interpret(module: fx.GraphModule, info: GraphInfo) -> Runner:
 
 
 generator: Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]] | None = None
-"""bolide's code generator, as a compiler of graphs. `bolide` sets it, as the code is that of `inductor`."""
+"""bolide's code generator, as a compiler of graphs, which draws eager's random numbers. `bolide` sets it, as the code
+is that of `inductor`."""
 
 
 LATE = {

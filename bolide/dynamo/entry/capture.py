@@ -58,17 +58,19 @@ def capture(
     *,
     breaks: bool = True,
     record_calls: bool = False,
+    draws_as_eager: bool = False,
     decompositions: Decompositions = dict,
 ) -> Captured:
     """Interpret one call of `fn` (a function or bound method) on the given real arguments, without changing anything
     outside. What cannot be captured ends the segment in front of it, unless `breaks` is off. With `record_calls` the
-    calls of torch's functions are recorded as well; `decompositions` are recorded in place of operations.
+    calls of torch's functions are recorded as well; with them, or with `draws_as_eager`, random numbers are eager's;
+    `decompositions` are recorded in place of operations.
 
     Raises Unsupported where the program cannot be captured; kind "user_exception" (with `__cause__`) when the program
     itself raised."""
     code = (fn.__func__ if type(fn) is types.MethodType else fn).__code__
     start = functools.partial(_start_call, fn, args, kwargs)
-    return _capture(start, code, history, record_calls, breaks, decompositions)
+    return _capture(start, code, history, record_calls, draws_as_eager, breaks, decompositions)
 
 
 def capture_rest(
@@ -78,12 +80,13 @@ def capture_rest(
     *,
     breaks: bool = True,
     record_calls: bool = False,
+    draws_as_eager: bool = False,
     decompositions: Decompositions = dict,
 ) -> Captured:
     """As `capture`, for a program that goes on where a segment ended: at the point `shape`, with real values."""
     start = functools.partial(_start_frames, shape, values)
     code = shape.frames[0].code.code
-    return _capture(start, code, history, record_calls, breaks, decompositions)
+    return _capture(start, code, history, record_calls, draws_as_eager, breaks, decompositions)
 
 
 def _capture(
@@ -91,11 +94,13 @@ def _capture(
     code: types.CodeType,
     history: SizeHistory | None,
     record_calls: bool,
+    draws_as_eager: bool,
     breaks: bool,
     decompositions: Decompositions,
 ) -> Captured:
     history = history or SizeHistory("", False)
-    attempt = functools.partial(_Attempt, start, code, history, record_calls, breaks, decompositions())
+    manner = record_calls, draws_as_eager, breaks, decompositions()
+    attempt = functools.partial(_Attempt, start, code, history, *manner)
     learnt = history.learnt
     while True:
         first = attempt()
@@ -270,6 +275,7 @@ class _Attempt:
         code: types.CodeType,
         history: SizeHistory,
         record_calls: bool,
+        draws_as_eager: bool,
         breaks: bool,
         decompositions: Table,
     ) -> None:
@@ -298,7 +304,7 @@ class _Attempt:
             self.trace.shapes.named = functools.partial(named, self.world)
         self.calls = CallRecorder(self.trace, self.machine.modes.setters) if record_calls else None
         self.trace.listener = _Listener(self.machine, self.calls, breaks)
-        self.trace.draws_as_eager = record_calls
+        self.trace.draws_as_eager = record_calls or draws_as_eager
         self.machine.recorder = self.calls
         self.world.guards.add(None, "global_state", None)
 

@@ -319,7 +319,7 @@ class Versions(ABC):
         return True
 
     def _make_entry(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        state.call = self, args, kwargs
+        outer, state.call = state.call, (self, args, kwargs)
         try:
             with modes.undisturbed(), profiled(config.cprofile, self.name):
                 self.install(*self._make(args, kwargs))
@@ -331,7 +331,7 @@ class Versions(ABC):
                 recorder(error)
             raise
         finally:
-            state.stage = state.call = None
+            state.stage, state.call = None, outer
 
     def _fitting(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Entry | None:
         """The entry that fits, made by another thread meanwhile. If there is none, tell which guards failed."""

@@ -25,6 +25,7 @@ from bolide.compiling import TraceBackend
 from bolide.functorch import compilers
 from bolide.functorch.graph_compilers.drawing import draw_graph
 from bolide.functorch.graph_compilers.saved import save_graph, save_inputs
+from bolide.support import events
 from bolide.support.errors import BolideError, BolideWarning
 
 aten = torch.ops.aten
@@ -407,6 +408,43 @@ def test_memory_efficient_fusion_takes_other_compilers() -> None:
     fused(x).sum().backward()
     same(x.grad, 1 - x.tanh().square())
     assert kinds == ["forward", "backward"]
+
+
+CHAINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "dropout and residual": lambda x, b: x + nn.functional.dropout(x + b, 0.1),
+    "GELU and dropout": lambda x, b: nn.functional.dropout(nn.functional.gelu(x + b), 0.1),
+    "two dropouts": lambda x, b: nn.functional.dropout(torch.tanh(nn.functional.dropout(x.sin(), 0.2) + b), 0.5),
+    "trials": lambda x, b: (
+        (x.exp() * torch.bernoulli(b.detach().sigmoid())).tanh() * (b + torch.zeros_like(x).bernoulli_(0.3))
+    ),
+    "ReLUs": lambda x, b: torch.relu(torch.relu(x + b) * b - 0.1).exp(),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_chains_keep_at_most_half_of_eagers_bytes(name: str, dtype: torch.dtype) -> None:
+    """Of what is drawn a byte for each element, whatever its dtype; the numbers are eager's."""
+    f = CHAINS[name]
+    fused = compilers.memory_efficient_fusion(f)
+    x, b = (torch.randn(32, 9, dtype=dtype, requires_grad=True) for _ in range(2))
+    assert 0 <= saved_bytes(fused, x, b) <= saved_bytes(f, x, b) / 2
+    state, results, gradient = torch.get_rng_state(), [], torch.randn(32, 9, dtype=dtype)
+    for g in (fused, f):
+        torch.set_rng_state(state)
+        y = g(x, b)
+        results.append((y, *torch.autograd.grad(y, (x, b), gradient)))
+    same(*results, check_stride=True)
+
+
+def test_chains_become_one_kernel_each_way() -> None:
+    """TorchScript has no code generator for this CPU: it would run what is computed again one by one."""
+    seen: list[Any] = []
+    fused = compilers.memory_efficient_fusion(lambda x: nn.functional.gelu(x.sin()) * torch.sigmoid(x))
+    with events.subscribed(seen.append):
+        fused(torch.randn(3, 4, requires_grad=True)).sum().backward()
+    compiled = [event.artifact for event in seen if isinstance(event, events.Compiled)]
+    assert [len(artifact.kernels) for artifact in compiled] == [1, 1]
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])

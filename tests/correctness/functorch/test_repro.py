@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 import runpy
@@ -20,7 +21,7 @@ import bolide
 from bolide.cli import main as command
 from bolide.debug import repro, trials
 from bolide.debug.trials import Calls, Graphs, Number, TensorSlot, failure, made
-from bolide.functorch import GraphInfo, interpret
+from bolide.functorch import GraphInfo, aot, interpret
 from bolide.inductor import compiled_graph
 from bolide.inductor.ir.printer import kernel_text
 from bolide.inductor.lowering.registry import LOWERINGS
@@ -152,6 +153,47 @@ def test_a_wrong_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     small = minified(tmp_path)
     assert "aten._softmax_backward_data.default" in operations(small) and len(operations(small)) <= 3
     assert isinstance(run(small), AssertionError)
+
+
+def mixed_up(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A partition that mixes up two saved values of one shape."""
+
+    def partitioned(joint: Any, *more: Any) -> Any:
+        parts = plain(joint, *more)
+        at, places = list(parts.saved_at), {}
+        for place, node in enumerate(parts.saved):
+            key = str(node.meta["val"])
+            if node.op != "placeholder" and (other := places.setdefault(key, place)) != place:
+                at[place], at[other] = at[other], at[place]
+                break
+        return dataclasses.replace(parts, saved_at=tuple(at))
+
+    return partitioned
+
+
+def test_a_wrong_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph of torch's functions is looked at for backends that take functional graphs, too: no functional graph
+    differs from what ATen makes of it."""
+    monkeypatch.setattr(aot, "partitioned", mixed_up(aot.partitioned))
+    with reporting(tmp_path, "dynamo", level=4), pytest.raises(bolide.CompileError, match="the backend inductor"):
+        bolide.compile(Model())(torch.randint(40, (2, 8)))
+    small = minified(tmp_path)
+    assert len(operations(small)) <= 3 and "Calls('inductor'" in small.read_text()
+    assert isinstance(run(small), AssertionError)
+    monkeypatch.undo()
+    assert run(small) is None, "the failure was that of the partition"
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager", "aot_eager_default_partitioner"])
+def test_backends_of_functional_graphs_are_watched_after_dynamo(tmp_path: Path, backend: str) -> None:
+    model, tokens = Model(), torch.randint(40, (2, 8))
+    expected = model(tokens)[0]
+    with reporting(tmp_path, "dynamo", 4):
+        loss, _ = bolide.compile(model, backend=backend, dynamic=True)(tokens)
+        torch.testing.assert_close(loss, expected)
+        loss.backward()
+        torch.testing.assert_close(bolide.compile(model, backend=backend)(tokens[:, :5])[0], model(tokens[:, :5])[0])
+    assert not scripts(tmp_path) and model.words.weight.grad is not None
 
 
 # ---- levels and options
