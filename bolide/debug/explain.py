@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from bolide.compiling import compile as compile_function
 from bolide.dynamo.state import original_of
+from bolide.functorch.runtime.memory import SavedValue, table
 from bolide.inductor import CompiledGraph
 from bolide.inductor.ir.printer import kernel_text
 from bolide.inductor.plan import Call, Launch, all_steps
@@ -144,6 +145,14 @@ class StageInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedInfo:
+    """What a differentiated segment keeps for its backward, the largest first."""
+
+    function: str
+    values: tuple[SavedValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """What bolide did with a function, as data; `str` gives text for people."""
 
@@ -155,6 +164,7 @@ class Explanation:
     graphs: tuple[CompiledInfo, ...] = ()
     stages: tuple[StageInfo, ...] = ()
     seconds: float = 0.0
+    saved: tuple[SavedInfo, ...] = ()
 
     @property
     def captures(self) -> int:
@@ -242,6 +252,10 @@ def text(explanation: Explanation) -> Iterator[str]:
         if graph.externs:
             yield f"  ATen calls: {', '.join(f'{e.operation} ×{e.calls}' for e in graph.externs)}"
         yield from (f"  not fused: {reason}" for reason in graph.refusals)
+    for kept in e.saved:
+        total = sum(value.bytes for value in kept.values) / 2**20
+        yield f"\nsaved for the backward of {kept.function}: {total:.2f} MiB"
+        yield from (f"  {line}" for line in table(kept.values).splitlines())
     for segment in e.segments:
         yield f"\nguards of {segment.function}:"
         yield from (f"  {guard}" for guard in segment.guards)
@@ -335,6 +349,7 @@ class Collector:
             notes=tuple(note for e in self.events for note in note_info(e)),
             graphs=tuple(graphs),
             stages=tuple(s for e in self.events for s in stage_info(e)),
+            saved=tuple(s for e in self.events for s in saved_info(e)),
             seconds=self.seconds,
         )
 
@@ -390,6 +405,12 @@ def compiled_info(event: events.Compiled, graph: Any, clocks: dict[str, dict[str
         plan=artifact.plan.text(),
         driver=artifact.source,
     )
+
+
+def saved_info(event: object) -> Iterator[SavedInfo]:
+    """What an event tells of saved values."""
+    if isinstance(event, events.Stage) and "saved" in event.detail:
+        yield SavedInfo(event.name, event.detail["saved"])
 
 
 def stage_info(event: object) -> Iterator[StageInfo]:

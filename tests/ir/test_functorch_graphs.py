@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+import bolide
 from bolide.functorch import interpret
 from bolide.functorch.cost import INFINITE
 from bolide.functorch.cuts.mincut import minimum_cut
@@ -16,7 +18,7 @@ from bolide.functorch.graphs import GraphInfo, placeholders, results
 from bolide.functorch.joint import finish_inference, finish_joint
 from bolide.functorch.partitioners import Joint, analyse, partition, possible_gain, read_by_backward, saved_bytes
 from bolide.functorch.passes import INFERENCE_PASSES, run_passes
-from bolide.functorch.runtime.memory import saved_values
+from bolide.functorch.runtime.memory import saved_values, table
 from bolide.functorch.runtime.missing import without_tangents
 from bolide.functorch.signature import describe
 from bolide.inductor.lowering import LOWERINGS
@@ -217,6 +219,37 @@ def test_saved_values_are_described() -> None:
     parts = saved_of(lambda x, w: (x @ w).exp().sum(), torch.randn(8, 8), leaf(8, 8))
     largest, *_, smallest = saved_values(parts.saved)
     assert largest.bytes == 256 and smallest.bytes == 0 and "MiB" in str(largest)
+
+
+def test_the_table_of_saved_values_says_why() -> None:
+    def f(x, w, bias):
+        hidden = F.dropout((x @ w).tanh(), 0.5)
+        return hidden.sum(), F.layer_norm(hidden @ w + bias, (8,)).exp()
+
+    values = saved_values(saved_of(f, leaf(32, 8), leaf(8, 8), leaf(8)).saved)
+    whys = {value.operation: value.why for value in values}
+    assert whys["input"] == "an input, which lives anyway"
+    assert whys["aten.mm.default"] == "costly to compute again"
+    assert whys["aten.exp.default"] == "a result of the program as well"
+    assert whys["aten.lt.Scalar"] == "cheap, but made of 0.00 MiB, which would have to be there instead"
+    assert all(value.readers for value in values)
+    first, *lines = table(values).splitlines()
+    assert first.split() == ["MiB", "value", "operation", "why", "line"] and len(lines) == len(values)
+    assert [float(line.split()[0]) for line in lines] == [round(value.bytes / 2**20, 2) for value in values]
+
+
+def test_explain_prints_the_table_of_saved_values() -> None:
+    weight = torch.randn(64, 64, requires_grad=True)
+
+    def f(x):
+        return (x @ weight).sin()
+
+    told = bolide.explain(f)(torch.randn(128, 64))
+    (saved,) = told.saved
+    assert sum(value.bytes for value in saved.values) == 128 * 64 * 4
+    assert "saved for the backward of " in str(told) and "0.03 MiB" in str(told)
+    assert re.search(r"0\.03 +mm +aten\.mm\.default +costly to compute again +File .*test_functorch_graphs", str(told))
+    assert not bolide.explain(lambda x: x.sin())(torch.randn(3)).saved
 
 
 # ---- missing tangents ---------------------------------------------------------------------------------------------
