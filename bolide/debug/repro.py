@@ -64,7 +64,9 @@ SEEDS = range(4)
 """Of inputs: the first one with which a graph fails is taken."""
 
 _CONFIGS = ("bolide.dynamo.config", "bolide.functorch.config", "bolide.inductor.config")
-_OF_TOOLS = re.compile("repro_|debug_dir_root|suppress_errors|detect_leaks|replay_record|cprofile|log_|base_dir")
+_OF_TOOLS = re.compile(
+    "repro_(after|level|forward)|debug_dir_root|suppress_errors|detect_leaks|replay_record|cprofile|log_|base_dir"
+)
 
 tensor, number = TensorSlot, Number
 """How scripts call them."""

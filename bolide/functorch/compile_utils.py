@@ -12,6 +12,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils import _pytree as pytree
 
 from bolide.functorch.passes.simplify import key_of
+from bolide.tracing.graph import closure
 
 _IN_PLACE = "iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor setitem delitem"
 WRITING = {getattr(operator, name) for name in _IN_PLACE.split()}
@@ -83,16 +84,16 @@ def fx_graph_cse(fx_g: fx.Graph) -> fx.Graph:
     """A new graph in which nodes with the same target and arguments are one.
 
     Constants that are equal but of different types are different. Random and uninitialised values are not merged, nor
-    what writes, nor what is computed before a write and after it, nor values whose memory is that of a result: the
-    caller may write to one of two equal results.
+    what writes, nor what is computed before a write and after it, nor values whose memory is written to, or is that of
+    a result: the caller may write to one of two equal results.
     """
     merged = fx.Graph()
-    visible = _sharing_memory_with_results(fx_g)
+    own_memory = _sharing_memory_with_results(fx_g) | _written(fx_g)
     copies: dict[fx.Node, fx.Node] = {}
     seen: dict[object, fx.Node] = {}
     for node in fx_g.nodes:
         writing = writes(node)
-        apart = node.op != "call_function" or writing or node in visible or _differs_each_time(node)
+        apart = node.op != "call_function" or writing or node in own_memory or _differs_each_time(node)
         if writing:
             seen.clear()
         key = None if apart else _key(node, copies)
@@ -121,6 +122,18 @@ def _sharing_memory_with_results(graph: fx.Graph) -> set[fx.Node]:
     results = {node for node in get_outputs(graph) if isinstance(node, fx.Node)}
     storages = {_storage(node) for node in results} - {None}
     return results | {node for node in graph.nodes if _storage(node) in storages}
+
+
+def _written(graph: fx.Graph) -> set[fx.Node]:
+    """What is written to, or, where an operator stands in functional form, would be by the operator itself; and what
+    that may be a view of: the first arguments that have led there."""
+    calls = [node for node in graph.nodes if writes(node)]
+    start = [source for node in calls for source in node.all_input_nodes]
+    start += [source for node in graph.nodes if node.target in _FUNCTIONAL for source in node.all_input_nodes]
+    return closure(start, lambda node: [arg for arg in node.args[:1] if isinstance(arg, fx.Node)])
+
+
+_FUNCTIONAL = (torch.ops.higher_order.auto_functionalized, torch.ops.higher_order.auto_functionalized_v2)
 
 
 def _storage(node: fx.Node) -> int | None:

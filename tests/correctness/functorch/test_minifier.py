@@ -319,6 +319,64 @@ def test_equal_computations(f: Callable[..., Any], fewer: int) -> None:
     torch.testing.assert_close(small(x.clone()), expected)
 
 
+def added(x: Tensor, how: Callable[[Tensor], Any]) -> Tensor:
+    """Two equal values, of which the first is written to."""
+    y, z = x.clone(), x.clone()
+    how(y)
+    return y * 2 + z
+
+
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "itself": lambda y: y.add_(1),
+    "a view": lambda y: y.view(-1).mul_(3),
+    "a view of a view": lambda y: y.t()[0].neg_(),
+    "an item": lambda y: y.chunk(2)[1].zero_(),
+    "out": lambda y: torch.add(y, 1, out=y),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize(
+    "trace", [lambda f, x: make_fx(f)(x), lambda f, x: fx.symbolic_trace(f)], ids=["ATen", "torch"]
+)
+def test_values_that_are_written_to_are_not_merged(name: str, trace: Callable[..., fx.GraphModule]) -> None:
+    x = torch.randn(4, 4)
+
+    def f(x: Tensor) -> Tensor:
+        return added(x, WRITES[name])
+
+    gm = trace(f, x)
+    small = fx.GraphModule(gm, fx_graph_cse(gm.graph))
+    torch.testing.assert_close(small(x), f(x))
+    assert str(fx_graph_cse(small.graph)) == str(small.graph), "once is enough"
+
+
+@torch.library.custom_op("test_minifier::sines", mutates_args={"result"})
+def sines(x: Tensor, result: Tensor) -> None:
+    result.copy_(x.sin())
+
+
+@pytest.mark.parametrize("version", ["auto_functionalized", "auto_functionalized_v2"])
+def test_what_an_operator_in_functional_form_may_write_to_is_not_merged(version: str) -> None:
+    functional = getattr(torch.ops.higher_order, version)
+    layout = {"size": (3,), "stride": (1,), "storage_offset": 0, "base_index": 0}
+    views = {f"_result_{name}": value for name, value in layout.items()} if version.endswith("v2") else {}
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    results = []
+    for _ in range(2):
+        base = graph.call_function(aten.relu.default, (graph.call_function(aten.clone.default, (value,)),))
+        given = {"_all_bases": [base], **views} if views else {"result": base}
+        call = graph.call_function(functional, (sines._opoverload,), {"x": value, **given})
+        results.append(graph.call_function(operator.getitem, (call, 1)))
+    graph.output(tuple(results))
+    gm = fx.GraphModule({}, graph)
+    small = fx.GraphModule({}, fx_graph_cse(graph))
+    assert len(small.graph.find_nodes(op="call_function", target=aten.relu.default)) == 2
+    x = torch.randn(3)
+    torch.testing.assert_close(small(x), gm(x))
+
+
 def test_equal_computations_are_those_of_torch() -> None:
     from torch._functorch import compile_utils as theirs
 

@@ -297,6 +297,49 @@ def alone(path: str) -> int:
     return 1 if run(Path(path)) is not None else 0
 
 
+def other_integers(gm: fx.GraphModule, info: GraphInfo) -> Any:
+    """A graph compiler whose places of maxima are wrong."""
+    run = interpret(gm, info)
+    return lambda inputs: [value if value.is_floating_point() else value + 1 for value in run(inputs)]
+
+
+def slightly_less(gm: fx.GraphModule, info: GraphInfo) -> Any:
+    return lambda inputs: [value * 0.99 for value in interpret(gm, info)(inputs)]
+
+
+@pytest.mark.parametrize(
+    ("compiler", "f", "options"),
+    [
+        (other_integers, lambda x: (x.exp(), x.argmax(0)), {"repro_ignore_non_fp": True}),
+        (slightly_less, lambda x: x.exp(), {"repro_tolerance": 0.1}),
+    ],
+)
+def test_options_that_tell_what_is_a_failure(tmp_path: Path, compiler: Any, f: Any, options: dict[str, Any]) -> None:
+    """What does not fail here does not fail when the script is run."""
+    x = torch.randn(3, 4)
+    with reporting(tmp_path / "none", level=4, **options):
+        compiled(compiler, f)(x)
+    assert not (tmp_path / "none").exists()
+    with reporting(tmp_path / "found", level=4), pytest.raises(bolide.CompileError, match="accuracy"):
+        compiled(compiler, f)(x)
+    (path,) = scripts(tmp_path / "found")
+    assert isinstance(run(path, "run"), AssertionError)
+    with bolide.dynamo.config.patch(**options):
+        assert run(path, "run") is None
+
+
+def test_scripts_have_the_options_that_tell_what_is_a_failure(tmp_path: Path) -> None:
+    strictly = reporting(tmp_path, level=4, repro_tolerance=1e-5, same_two_models_use_fp64=False)
+    with strictly, pytest.raises(bolide.CompileError, match="accuracy"):
+        compiled(hardly_less, lambda x: x.exp().sin())(torch.randn(3, 4))
+    small = minified(tmp_path)
+    assert "'repro_tolerance': 1e-05" in small.read_text() and isinstance(run(small), AssertionError)
+
+
+def hardly_less(gm: fx.GraphModule, info: GraphInfo) -> Any:
+    return lambda inputs: [value * 0.9999 for value in interpret(gm, info)(inputs)]
+
+
 # ---- what scripts hold
 
 
@@ -378,6 +421,26 @@ def test_sizes_that_are_data_are_told(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 # ---- graphs of torch's functions
+
+
+def test_sizes_that_are_data_are_in_graphs_of_torchs_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    true = LOWERINGS[aten.tanh.default]
+    monkeypatch.setitem(LOWERINGS, aten.tanh.default, lambda ctx, x: LOWERINGS[aten.sigmoid.default](ctx, true(ctx, x)))
+    x = torch.randn(12)
+    x[0] = 1
+    with reporting(tmp_path, "dynamo", level=4), pytest.raises(bolide.CompileError, match="backend inductor"):
+        bolide.compile(lambda x: x[x > 0].exp().tanh() + 1)(x)
+    small = minified(tmp_path)
+    assert len(operations(small)) <= 3 and "tanh" in str(operations(small))
+    assert isinstance(run(small), AssertionError)
+
+
+def test_dropout_is_no_failure_of_a_backend(tmp_path: Path) -> None:
+    """Its random numbers are eager's then."""
+    x = torch.randn(4, 5, requires_grad=True)
+    with reporting(tmp_path, "dynamo", level=4):
+        bolide.compile(lambda x: F.dropout(x.exp(), 0.5).sum() + torch.rand(3).sum())(x).backward()
+    assert not scripts(tmp_path) and x.grad is not None
 
 
 def test_writes_in_graphs_are_the_same_in_scripts() -> None:
