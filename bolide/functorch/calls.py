@@ -29,6 +29,7 @@ from bolide.support.garbage import collector_paused
 from bolide.support.locks import compiling
 from bolide.symbolic import Cond, Expr, Ratio, as_expr, is_data
 from bolide.tracing import Trace, TracedTensor, modes
+from bolide.tracing.called.native import recording_control_flow
 from bolide.tracing.described import example
 from bolide.tracing.numbers.scalars import TracedFloat
 from bolide.tracing.operations.generators import is_default, stand_in
@@ -456,7 +457,7 @@ class _Tracing:
     def _version(self, spec: pytree.TreeSpec) -> Version:
         trace, request = self.trace, self.request
         args, kwargs = pytree.tree_unflatten([self.traced.get(id(leaf), leaf) for leaf in self.leaves], spec)
-        with trace.recording(), _autocast_without_cache(), _said_to_be_compiling():
+        with trace.recording(), _autocast_without_cache(), _said_to_be_compiling(), recording_control_flow(trace):
             wrappers = Wrappers()
             args, kwargs = wrappers.together((args, kwargs))
             result = wrappers.apart(request.function(*args, **kwargs))

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn, vmap
-from torch._higher_order_ops import strict_mode
+from torch._higher_order_ops import associative_scan, scan, strict_mode, while_loop
+from torch._higher_order_ops import map as control_flow_map
 from torch.func import functional_call, grad, hessian, jacrev, jvp, vjp
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 import bolide
+from bolide.functorch import aot_function, nop
 from bolide.support.errors import Unsupported
 
 operators = torch.ops.higher_order
@@ -212,3 +214,60 @@ def test_text_is_printed_when_the_graph_has_run(capsys: pytest.CaptureFixture[st
     for rows in (3, 5, 6):
         compiled(torch.randn(rows))
         assert capsys.readouterr().out == f"{rows} rows of x\n"
+
+
+def nested(cond: Any, x: Tensor, w: Tensor) -> Tensor:
+    inner = lambda x: cond(x.max() > 0.6, lambda x: x @ w, lambda x: x.exp(), (x,))  # noqa: E731
+    result: Tensor = cond(x.sum() > 0, inner, lambda x: x.cos() * w.sum(), (x,))
+    return result
+
+
+AHEAD: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Tensor, Tensor], Any]]] = {
+    "cond": (lambda x, w: nested(torch.cond, x, w), lambda x, w: nested(choice, x, w)),
+    "while_loop": (
+        lambda x, w: while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x @ w), (torch.tensor(0), x))[1],
+        lambda x, w: x @ w @ w @ w,
+    ),
+    "map": (lambda x, w: control_flow_map(lambda row: row.sin() @ w, x), lambda x, w: x.sin() @ w),
+    "scan": (
+        lambda x, w: scan(lambda c, row: (c + row, c @ w), x[0] * 0, x)[1],
+        lambda x, w: (x.cumsum(0) - x) @ w,
+    ),
+    "associative_scan": (
+        lambda x, w: associative_scan(lambda a, b: a * b, x @ w, 0, combine_mode="generic"),
+        lambda x, w: (x @ w).cumprod(0),
+    ),
+    "strict_mode": (lambda x, w: strict_mode(lambda x: (x @ w,), (x,))[0], lambda x, w: x @ w),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(("fn", "expected"), AHEAD.values(), ids=AHEAD)
+def test_control_flow_is_compiled_ahead_of_time(
+    fn: Callable[..., Any], expected: Callable[..., Any], dynamic: bool
+) -> None:
+    compiled = aot_function(fn, fw_compiler=nop, dynamic=dynamic)
+    for (x,) in signed(3, 5, 6):
+        given = x.requires_grad_(), torch.randn(4, 4, requires_grad=True)
+        results = [function(*given) for function in (compiled, expected)]
+        tangents = torch.randn_like(results[0])
+        both = [(out, *torch.autograd.grad(out, given, tangents, allow_unused=True)) for out in results]
+        for got, right in zip(*both):
+            right = torch.zeros(()) if right is None else right  # of a branch that does not use an operand
+            torch.testing.assert_close(got, right.expand_as(got), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("branch", "reason"),
+    [
+        (lambda x: x[0] * 2, "different results"),
+        (lambda x: x, "no new tensor"),
+        (lambda x: x.add_(1), "writes"),
+        (lambda x: x + torch.randperm(12).view(3, 4), "random"),
+    ],
+)
+def test_branches_that_are_refused_ahead_of_time(branch: Callable[..., Any], reason: str) -> None:
+    compiled = aot_function(lambda x: torch.cond(x.sum() > 0, branch, lambda x: x * 1, (x,)), fw_compiler=nop)
+    with pytest.raises(Unsupported, match=reason):
+        compiled(torch.randn(3, 4))
+    assert not torch.compiler.is_dynamo_compiling()
