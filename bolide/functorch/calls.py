@@ -458,7 +458,7 @@ class _Tracing:
         trace, request = self.trace, self.request
         args, kwargs = pytree.tree_unflatten([self.traced.get(id(leaf), leaf) for leaf in self.leaves], spec)
         with trace.recording(), _autocast_without_cache(), _said_to_be_compiling(), recording_control_flow(trace):
-            wrappers = Wrappers()
+            wrappers = Wrappers(trace.derivation)
             args, kwargs = wrappers.together((args, kwargs))
             result = wrappers.apart(request.function(*args, **kwargs))
         flat, result_spec = pytree.tree_flatten(result)

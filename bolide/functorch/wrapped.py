@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
+from bolide.tracing.tensor import Derivation
 from bolide.tracing.wrappers import (
     Form,
     closed,
@@ -95,9 +96,11 @@ def _has_gradient(part: torch.Tensor) -> bool:
 
 
 class Wrappers:
-    """The wrappers among the arguments of a function that is being traced."""
+    """The wrappers among the arguments of a function that is being traced. `derivation` is told where gradients go
+    through their classes' code: it is no derivative that could be differentiated again."""
 
-    def __init__(self) -> None:
+    def __init__(self, derivation: Derivation) -> None:
+        self.derivation = derivation
         self.made: dict[int, Value] = {}
         self.before: dict[int, tuple[object, ...]] = {}
 
@@ -113,6 +116,7 @@ class Wrappers:
             parts = [part.detach() for part in apart.parts] if apart.derived else apart.parts
             wrapper = put_together(form, iter(parts), unflatten)
             if apart.derived or apart.ends:
+                self.derivation.is_own = True
                 wrapper = given(wrapper, form, apart.parts if apart.derived else apart.ends)
             wrapper._is_param = apart.is_parameter
             self.made[apart.place] = wrapper
@@ -138,6 +142,7 @@ class Wrappers:
         if derived and (leaf.is_leaf or not all(map(_has_gradient, plain_parts(leaf)))):
             reason = f"a {form.cls.__name__} that was made inside the function and requires grad leaves it"
             raise Unsupported(reason, remedy="return what it is made of", kind="new_leaf")
+        self.derivation.is_own |= derived
         parts = [*opened(leaf, form)] if derived else plain_parts(leaf)
         return Apart(-1, without_numbers(form), False, derived, numbers(form), parts, [])
 

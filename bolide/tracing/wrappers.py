@@ -6,6 +6,7 @@ Autograd sees a wrapper as one tensor; graphs know the plain tensors that it is 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +23,7 @@ ClassOf = Callable[[Value], type]
 @dataclass(frozen=True)
 class Form:
     """How a wrapper is put together of plain tensors: what `__tensor_flatten__` says, and the forms of its parts (None:
-    a plain tensor). `known` is the context as a value to compare by."""
+    a plain tensor). `known` is the context as a value to compare by; `others` are parts that are no tensors."""
 
     cls: Value
     names: tuple[str, ...]
@@ -31,6 +32,7 @@ class Form:
     size: tuple[Value, ...]
     stride: tuple[Value, ...] = field(compare=False)
     parts: tuple[Form | None, ...]
+    others: tuple[tuple[str, object], ...]
 
 
 def is_made_of_parts(value: Value) -> bool:
@@ -38,16 +40,28 @@ def is_made_of_parts(value: Value) -> bool:
 
 
 def form_of(value: Value, class_of: ClassOf = type) -> Form:
-    names, context = value.__tensor_flatten__()
+    every, context = value.__tensor_flatten__()
+    others = tuple([(name, getattr(value, name)) for name in every if not _is_tensor(value, name)])
+    names = tuple([name for name in every if _is_tensor(value, name)])
     parts = [getattr(value, name) for name in names]
-    forms = tuple(form_of(part, class_of) if is_made_of_parts(part) else None for part in parts)
-    return form_from(class_of(value), tuple(names), context, value.shape, value.stride(), *forms)
+    forms = [form_of(part, class_of) if is_made_of_parts(part) else None for part in parts]
+    return form_from(class_of(value), names, others, context, value.shape, value.stride(), *forms)
+
+
+def _is_tensor(value: Value, name: str) -> bool:
+    return isinstance(getattr(value, name), torch.Tensor)
 
 
 def form_from(
-    cls: Value, names: tuple[str, ...], context: object, size: Value, stride: Value, *parts: Form | None
+    cls: Value,
+    names: tuple[str, ...],
+    others: tuple[tuple[str, object], ...],
+    context: object,
+    size: Value,
+    stride: Value,
+    *parts: Form | None,
 ) -> Form:
-    return Form(cls, names, context, comparable(context), tuple(size), tuple(stride), parts)
+    return Form(cls, names, context, comparable(context), tuple(size), tuple(stride), parts, others)
 
 
 def comparable(context: object) -> object:
@@ -62,7 +76,7 @@ def comparable(context: object) -> object:
 def plain_parts(value: Value) -> list[Value]:
     """The plain tensors that a wrapper is made of."""
     parts: list[Value] = []
-    for name in value.__tensor_flatten__()[0]:
+    for name in filter(functools.partial(_is_tensor, value), value.__tensor_flatten__()[0]):
         part = getattr(value, name)
         parts += plain_parts(part) if is_made_of_parts(part) else [part]
     return parts
@@ -74,6 +88,7 @@ def put_together(form: Form, plain: Iterator[Value], make: Callable[..., Value])
         name: next(plain) if part is None else put_together(part, plain, make)
         for name, part in zip(form.names, form.parts)
     }
+    parts.update(form.others)
     return make(form.cls, parts, form.context, torch.Size(form.size), form.stride)
 
 
@@ -129,7 +144,7 @@ class _Opened(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Value, *gradients: Value) -> Value:
         filled = [torch.zeros_like(zero) if given is None else given for given, zero in zip(gradients, ctx.zeros)]
-        return put_together(ctx.form, iter(filled), ctx.make), None, None
+        return _gradient(ctx.form, filled, ctx.make), None, None
 
 
 def opened(wrapper: Value, form: Form, make: Callable[..., Value] = unflatten) -> Sequence[Value]:
@@ -152,12 +167,19 @@ class _Closed(torch.autograd.Function):
                 f"{type(gradient).__name__}, or a {name} of another form, which it was not compiled for. "
                 "Remedy: compute the loss inside the compiled function."
             )
-        return None, *plain_parts(gradient)
+        return None, *(opened(gradient, ctx.form) if gradient.requires_grad else plain_parts(gradient))
 
 
 def closed(form: Form, *plain: Value) -> Value:
     """A wrapper of the results of a graph, with their history."""
     return _Closed.apply(form, *plain)  # type: ignore[no-untyped-call]
+
+
+def _gradient(form: Form, plain: Sequence[Value], make: Callable[..., Value]) -> Value:
+    """One of plain gradients, with their history where they have one."""
+    if any(part is not None and part.requires_grad for part in plain):
+        return closed(form, *plain)
+    return put_together(form, iter(plain), make)
 
 
 class _Handles(torch.autograd.Function):
@@ -173,7 +195,7 @@ class _Handles(torch.autograd.Function):
         *parts, whole = gradients
         if all(part is None for part in parts):
             return whole
-        gradient = put_together(ctx.form, iter(parts), unflatten)
+        gradient = _gradient(ctx.form, parts, unflatten)
         return gradient if whole is None else gradient + whole
 
 

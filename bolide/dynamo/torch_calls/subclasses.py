@@ -150,9 +150,14 @@ def _found(places: Iterable[Place], of_parts: Sequence[Sequence[Any]]) -> list[A
 
 def _layout(real: Any) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
     """Sizes and strides of a wrapper, as those of its parts."""
-    parts = [getattr(real, name) for name in real.__tensor_flatten__()[0]]
-    strides = [part.stride() for part in parts]
-    return _places(real.shape, [part.shape for part in parts]), _places(real.stride(), strides)
+    shapes, strides = _layouts(getattr(real, name) for name in real.__tensor_flatten__()[0])
+    return _places(real.shape, shapes), _places(real.stride(), strides)
+
+
+def _layouts(parts: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """Sizes and strides of those parts that are tensors."""
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    return [part.shape for part in tensors], [part.stride() for part in tensors]
 
 
 def facts(real: Any) -> tuple[Any, ...]:
@@ -185,10 +190,8 @@ def wrap_parts(world: World, real: Any, source: Source) -> Any:
     else:
         context = world.wrap(context, Source("apply", source, (), context_of))
     parts = {name: world.wrap(getattr(real, name), attribute_source(source, name)) for name in names}
-    shape, stride = _layout(real)
-    size = torch.Size(_found(shape, [part.shape for part in parts.values()]))
-    strides = tuple(_found(stride, [part.stride() for part in parts.values()]))
-    stand_in = world.program.evaluate(cls.__tensor_unflatten__, [parts, context, size, strides])
+    size, stride = (_found(*each) for each in zip(_layout(real), _layouts(parts.values())))
+    stand_in = world.program.evaluate(cls.__tensor_unflatten__, [parts, context, torch.Size(size), tuple(stride)])
     if class_of(stand_in) is not cls:
         reason = f"{cls.__name__}.__tensor_unflatten__ makes a {class_of(stand_in).__name__}"
         raise Unsupported(reason, world.guards.where(), None, "input")
@@ -241,10 +244,10 @@ def _with_history_outside(rebuilder: Rebuilder, value: Any) -> Recipe:
 
 
 def _form_recipe(rebuilder: Rebuilder, form: Form) -> Recipe:
-    context, size, stride = map(rebuilder.recipe, (form.context, form.size, form.stride))
+    others, context, size, stride = map(rebuilder.recipe, (form.others, form.context, form.size, form.stride))
     parts = [Recipe("constant", None) if part is None else _form_recipe(rebuilder, part) for part in form.parts]
     constants = (Recipe("constant", form.cls), Recipe("constant", form.names))
-    return Recipe("call", form_from, (*constants, context, size, stride, *parts))
+    return Recipe("call", form_from, (*constants, others, context, size, stride, *parts))
 
 
 RECIPES[torch.Tensor] = _recipe

@@ -319,3 +319,55 @@ class Asked(torch.Tensor):
 def test_tensors_that_torchs_functions_ask_are_refused() -> None:
     with pytest.raises(bolide.Unsupported, match="an argument is a Asked, which has a __torch_function__"):
         aot_function(lambda x: x.sin(), bolide.functorch.nop)(torch.randn(3).as_subclass(Asked))
+
+
+@pytest.mark.parametrize("compiler", [lambda fn: aot_function(fn, bolide.functorch.nop), bolide.compile])
+def test_gradients_of_gradients_of_wrappers_are_never_left_out(compiler: Callable[..., Any]) -> None:
+    """The first ones have a history, and taking the second ones says why it cannot be done."""
+    t = _two(3).requires_grad_()
+    result = compiler(lambda t: (t.sin() * t).exp())(t)
+    (first,) = torch.autograd.grad(result.sum(), t, create_graph=True)
+    (expected,) = torch.autograd.grad((t.sin() * t).exp().sum(), t)
+    _agree(first.detach(), expected)
+    assert first.requires_grad
+    with pytest.raises(RuntimeError, match="create_graph=True and is now differentiated itself, but it cannot be"):
+        torch.autograd.grad((first * first).sum(), t)
+
+
+class Placed(TwoTensor):
+    """Something that is no tensor is among what it is made of."""
+
+    where: Any = None
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a", "b", "where"], None
+
+    @staticmethod
+    def __tensor_unflatten__(parts: Any, context: Any, size: Any, stride: Any) -> Any:
+        made = Placed(parts["a"], parts["b"])
+        made.where = parts["where"]
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        made = Placed(result.a, result.b)
+        made.where = next(arg for arg in args if isinstance(arg, Placed)).where
+        return made
+
+
+@pytest.mark.parametrize("way", ["aot", "compile"])
+def test_wrappers_may_be_made_of_what_is_no_tensor(way: str) -> None:
+    def fn(t: Any) -> Any:
+        return t.sin() * 2
+
+    compiled = {"aot": aot_function(fn, bolide.functorch.nop), "compile": bolide.compile(fn, fullgraph=True)}[way]
+    for where in ((1, 2), (1, 2), "elsewhere"):
+        t = Placed(torch.randn(3), torch.randn(3))
+        t.where = where
+        t.requires_grad_()
+        found, expected = compiled(t), t.sin() * 2
+        torch.testing.assert_close((found.a, found.b), (expected.a, expected.b))
+        gradients = [torch.autograd.grad(result.sum(), t)[0] for result in (found, expected)]
+        torch.testing.assert_close(*[(gradient.a, gradient.b) for gradient in gradients])
+        assert [one.where for one in (found, *gradients)] == [where] * 3
