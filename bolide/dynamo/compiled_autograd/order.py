@@ -91,7 +91,7 @@ def positions(
     place = {node: index for index, node in enumerate(ready)}
     stack: list[GradNode] = []
     handed = list(visits(roots, following, stack.append, lambda: stack.pop() if stack else None))
-    if [node.name() for node in handed] != [*names[1:]]:
+    if [type(node).name(node) for node in handed] != [*names[1:]]:  # a custom function's ctx may have a name of its own
         return None
     return {0: -1} | {call: place[node] for call, node in enumerate(handed, 1)}
 

@@ -63,7 +63,13 @@ def _in_graph(fn: Callable[..., Any], vm: Machine, args: Args, kwargs: Kwargs) -
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
         result = handle_torch_function(fn, tensors, *args, **kwargs)
     else:
-        result = fn(*args, **kwargs)
+        try:
+            result = fn(*args, **kwargs)
+        except RuntimeError as error:
+            if "with symbolic sizes/strides" not in str(error):
+                raise
+            reason = "code in C++ asks for sizes as numbers, and they are symbolic here"
+            raise vm.unsupported(reason, "native_call", operation=_call_of(fn)) from error
     for tensor in found_in(result, torch.Tensor):
         refuse_wrapper(vm, fn, tensor)
     return result

@@ -130,6 +130,19 @@ def test_the_option_takes_the_backend_of_the_compiled_function(backend: str | No
     assert generated == [backend != "aot_eager"] * len(artifacts)
 
 
+def test_formulas_that_need_numbers_are_called_where_sizes_are_symbolic() -> None:
+    """Of the least-squares solution, in C++."""
+    compiled_autograd.reset()
+    for rows in (4, 6, 5):
+        x = torch.randn(2, rows, 3, dtype=torch.float64, requires_grad=True)
+        b = torch.randn(2, rows, 2, dtype=torch.float64, requires_grad=True)
+        loss = torch.linalg.lstsq(x, b).solution.sin().sum()
+        expected = torch.autograd.grad(loss, [x, b], retain_graph=True)
+        with compiled_autograd.enable(functools.partial(bolide.compile, dynamic=True)):
+            loss.backward()
+        torch.testing.assert_close([x.grad, b.grad], [*expected])
+
+
 def test_the_option_captures_inside_and_after_compiled_functions() -> None:
     layers, reference = model(), model()
     reference.load_state_dict(layers.state_dict())
