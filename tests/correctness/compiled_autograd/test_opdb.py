@@ -1,4 +1,4 @@
-"""torch's own samples of operations and modules: forward in eager, the backward pass captured, as eager's to the bit."""
+"""Torch's samples of operations and modules: forward in eager, the backward pass captured, as eager's to the bit."""
 
 from __future__ import annotations
 
