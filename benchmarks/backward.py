@@ -42,4 +42,4 @@ def measured(width: int, rounds: int) -> list[str]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     rows = [measured(64, 400), measured(1024, 40)]
-    print(table(["width", "eager µs", "captured µs", "ratio", "first pass ms"], rows))
+    print("\n".join(table(["width", "eager µs", "captured µs", "ratio", "first pass ms"], rows)))
