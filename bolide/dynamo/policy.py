@@ -22,6 +22,7 @@ import types
 import typing
 import uuid
 import weakref
+from collections.abc import Mapping
 
 import torch
 
@@ -69,8 +70,13 @@ _REFUSED_MODULES = _names(
     "torch.package.package_importer torch.serialization torch.multiprocessing.spawn"
 )
 
-#: Functions of theirs that ask whether they are at work: they are not where a compiled function runs (`guards.busy`).
-ONLY_ASKING = _names("torch.onnx.is_in_onnx_export torch.fx._symbolic_trace.is_fx_tracing")
+#: Functions of theirs that ask whether they are at work: they are not where a compiled function runs (`guards.busy`);
+#: and contexts that change options of TorchDynamo's, which mean nothing here. By module and name, with the answer.
+ANSWERS: Mapping[str, Mapping[str, object]] = {
+    "torch.onnx": {"is_in_onnx_export": False},
+    "torch.fx._symbolic_trace": {"is_fx_tracing": False, "is_fx_symbolic_tracing": False},
+    "torch._dynamo.decorators": {f"DynamoConfigPatchProxy.__{name}__": None for name in ("enter", "exit")},
+}
 
 # Packages that draw, write or log, or run event loops, threads and processes: what they do is no work for a graph.
 _REFUSED_ROOTS = _names(

@@ -56,7 +56,7 @@ def without_wrapper(function: FunctionType) -> FunctionType:
     if function.__code__ is _DISABLED:
         return function.__wrapped__  # type: ignore[attr-defined, no-any-return]
     original: Any = function.__dict__.get("_torchdynamo_orig_callable")
-    own = original is not None and str(original.__module__).startswith("torch.")
+    own = isinstance(original, FunctionType) and str(original.__module__).startswith("torch.")
     return original if own and function.__dict__.get("_torchdynamo_disable") else function
 
 

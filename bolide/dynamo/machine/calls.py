@@ -206,11 +206,12 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
             return Call(inlined, args, kwargs)
     if function.__globals__.get("__name__") in LATE and has_intercept(function):
         return Call(function, args, kwargs)
-    if policy.is_refused(function.__module__):
-        if f"{function.__module__}.{function.__qualname__}" not in policy.ONLY_ASKING:
-            raise refused(vm, function)
-        frame.stack.append(False)
+    answers = policy.ANSWERS.get(function.__module__)
+    if answers is not None and function.__qualname__ in answers:
+        frame.stack.append(answers[function.__qualname__])
         return None
+    if policy.is_refused(function.__module__):
+        raise refused(vm, function)
     if is_native(vm, function):
         words = kwargs or {}
         given = [*args, *words.values()]

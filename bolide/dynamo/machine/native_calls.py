@@ -56,6 +56,8 @@ HASHABLE = frozenset(
     {
         types.FunctionType,
         type,
+        torch._ops.OpOverload,
+        torch._ops.OpOverloadPacket,
         type(torch.nn.Parameter),
         type(torch.nn.Buffer),
         type(torch.Tensor),

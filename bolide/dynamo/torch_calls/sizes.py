@@ -24,6 +24,7 @@ from bolide.tracing.numbers import data
 
 
 @intercept(torch._check, torch._check_index, torch._check_value, torch._check_type, torch._check_not_implemented)
+@intercept(torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_scalar)
 def _check(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """A condition that holds, guarded if it is about sizes, checked in the graph if it is about data. One that does
     not raises what torch raises; torch's own functions import sympy even to find that all is well."""

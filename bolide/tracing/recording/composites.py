@@ -56,9 +56,10 @@ def install() -> None:
             ours[op] = layer(kind, op.py_kernels[_COMPOSITE])
         for op, kernel in ours.items():
             _installed.append(op)
+            composite = op.has_kernel_for_dispatch_key(_COMPOSITE)
             for key in (_COMPOSITE, DispatchKey.Autograd):
                 theirs = op.py_kernels.get(key)
-                if theirs is not None or key is _COMPOSITE:
+                if theirs is not None or (composite and key is _COMPOSITE):  # torch.export asks which are composite
                     op.py_kernels[key] = _of_traced(kernel, op, theirs)
             op._dispatch_cache.clear()
 
