@@ -105,7 +105,8 @@ def aot_function(
     partition_fn: ``(joint_module, joint_inputs, *, num_fwd_outputs)`` to a forward and a backward module.
     decompositions: functions that take the place of operations while `fn` and its derivative are traced.
     num_params_buffers: of so many tensors at the beginning sizes do not change.
-    keep_inference_input_mutations: writes to inputs stay in inference graphs; else they are made of results.
+    keep_inference_input_mutations: writes to inputs stay in graphs, where they are no part of the history; else they
+    are made of results.
     static_argnums: positions of arguments that are constants, which must have a hash; tensors may be among them.
     dynamic: sizes are symbols. enable_log and disable_functionalization are there for PyTorch's callers.
 
@@ -156,6 +157,9 @@ def _functional(mod: nn.Module) -> Function:
 
     def call(own: dict[str, Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         with stateless._reparametrize_module(mod, own):
+            if isinstance(mod, fx.GraphModule) and not kwargs:
+                with fx.traceback.preserve_node_meta():  # the lines that its nodes were made by
+                    return fx.Interpreter(mod).run(*args)
             return mod(*args, **kwargs)
 
     return call

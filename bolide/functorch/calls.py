@@ -7,7 +7,7 @@ function of the trace, whose graphs go to the user's compilers in PyTorch's conv
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -17,6 +17,8 @@ from torch import Tensor, fx, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 
 from bolide.functorch.aot import compile_trace
@@ -24,17 +26,20 @@ from bolide.functorch.foreign import Outgoing, PartitionFn, outgoing, split_by
 from bolide.functorch.graphs import GraphInfo, Runner, constants_of, is_size, is_tensor, placeholders
 from bolide.functorch.signature import with_sizes
 from bolide.functorch.wrapped import Wrappers, finished, has_wrappers, taken_apart
-from bolide.support.errors import Refuted, Unsupported
+from bolide.support.errors import BolideError, FixedSizesNeeded, Refuted, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.support.locks import compiling
+from bolide.support.origins import is_mistake, is_ours
 from bolide.symbolic import Cond, Expr, Ratio, as_expr, is_data
-from bolide.tracing import Trace, TracedTensor, modes
+from bolide.tracing import TensorMeta, Trace, TracedTensor, modes
+from bolide.tracing.called.direct import Calling
 from bolide.tracing.called.native import recording_control_flow
 from bolide.tracing.described import example
-from bolide.tracing.numbers.scalars import TracedFloat
+from bolide.tracing.meta import WITHOUT_DATA, DataDependent
+from bolide.tracing.numbers.scalars import ScalarNode
 from bolide.tracing.operations.generators import is_default, stand_in
 from bolide.tracing.rng import GeneratorSlot
-from bolide.tracing.tensor import Listener, computes_itself
+from bolide.tracing.tensor import Listener, computes_itself, inner_leaves, nodes_behind
 from bolide.tracing.wrappers import GradientOfOtherForm, is_made_of_parts, plain_parts
 
 Function = Callable[..., Any]
@@ -107,10 +112,10 @@ class Taken(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A leaf of the result: the result of the graphs (a tensor, or the number in it) or the argument at a place, or a
-    constant, which may be made of sizes."""
+    """A leaf of the result: the result of the graphs (a tensor, one that becomes a leaf of autograd's, or the number in
+    it) or the argument at a place, a constant, which may be made of sizes, or a shape made of such."""
 
-    kind: Literal["result", "number", "argument", "constant"]
+    kind: Literal["result", "leaf", "number", "argument", "constant", "shape"]
     value: Any
 
 
@@ -122,21 +127,26 @@ Layout = tuple[Any, ...]
 class Version:
     """What was compiled for arguments of one kind.
 
-    `sizes`: the symbols, by name, as pairs of an input and a dimension; `layouts`: sizes and strides of inputs;
-    `guards`: what is assumed of the symbols; `fixed`: leaves whose sizes, strides and offset have to be these;
-    `apart`: inputs, with leaves that lie in their memory and may count writes by themselves; `reshaped`:
-    leaves that the call gives other sizes and strides, and by how much their offset changes; `generators`: where
+    `outside`: tensors that are reached in another way than as arguments; they are leaves behind those of the arguments;
+    `sizes`: the symbols, by name, as pairs of an input and a dimension; `layouts`: sizes and strides of inputs, where
+    arguments are not known by theirs; `guards`: what is assumed of the symbols; `fixed`: leaves whose sizes, strides
+    and offset have to be these; `apart`: inputs, with leaves that lie in their memory and may count writes by
+    themselves; `flags`: leaves that require grad from now on, or do not; `reshaped`: leaves that the call gives other
+    sizes and strides, and by how much their offset changes; `renewed`: leaves that become a result; `generators`: where
     graphs find random generators among the leaves; `held`: values that are known by their identity.
     """
 
     run: Runner
+    outside: tuple[Tensor, ...]
     inputs: tuple[Taken, ...]
     sizes: dict[str, tuple[int, int]]
     layouts: tuple[Layout, ...]
     guards: tuple[Cond, ...]
     fixed: dict[Taken, Layout]
     apart: dict[int, tuple[int, ...]]
+    flags: dict[int, bool]
     reshaped: dict[int, Layout]
+    renewed: dict[int, int]
     generators: tuple[tuple[GeneratorSlot, int], ...]
     outputs: tuple[Given, ...]
     spec: pytree.TreeSpec
@@ -146,8 +156,9 @@ class Version:
         """Whether it serves these arguments."""
         if any(_places(taken.of(leaves)) != layout for taken, layout in self.fixed.items()):
             return False
-        if not self.sizes:
+        if not self.layouts:
             return True
+        leaves = [*leaves, *self.outside]
         tensors = [taken.of(leaves) for taken in self.inputs]
         values = self._values(tensors)
         layouts = ((*tensor.shape, *tensor.stride()) for tensor in tensors)
@@ -158,8 +169,11 @@ class Version:
         return {name: tensors[at].shape[dim] for name, (at, dim) in self.sizes.items()}
 
     def __call__(self, leaves: Leaves) -> Any:
+        leaves = [*leaves, *self.outside]
         for slot, at in self.generators:
             slot.put(leaves[at])
+        for at, wanted in self.flags.items():
+            leaves[at].requires_grad_(wanted)
         tensors = [taken.of(leaves) for taken in self.inputs]
         values = self._values(tensors)
         counted = [(tensors[at], [leaves[place] for place in places]) for at, places in self.apart.items()]
@@ -172,6 +186,9 @@ class Version:
             *places, offset = with_sizes(layout, values)
             rank = len(places) // 2
             leaves[at].as_strided_(places[:rank], places[rank:], leaves[at].storage_offset() + offset)
+        with torch.no_grad():
+            for at, place in self.renewed.items():
+                leaves[at].set_(results[place])
         return pytree.tree_unflatten([_found(given, results, leaves, values) for given in self.outputs], self.spec)
 
 
@@ -181,8 +198,12 @@ def _found(given: Given, results: Sequence[Any], leaves: Leaves, sizes: dict[str
         if isinstance(value, Ratio):
             return value.over.evaluate(sizes) / value.under
         return value.evaluate(sizes) if isinstance(value, Expr) else value
+    if given.kind == "shape":
+        return torch.Size([_found(size, results, leaves, sizes) for size in value])
     if given.kind == "argument":
         return leaves[value]
+    if given.kind == "leaf":
+        return results[value].requires_grad_()
     return results[value].item() if given.kind == "number" else results[value]
 
 
@@ -314,18 +335,28 @@ def _has_hash(value: object) -> bool:
 
 
 def compiled(request: Request, leaves: Leaves, spec: pytree.TreeSpec) -> Version:
-    """Traces the function for these arguments and compiles it. Raises Unsupported for what no graph can do."""
+    """Traces the function for these arguments and compiles it; where torch has no symbols for what it does, for these
+    sizes. Raises Unsupported for what no graph can do."""
+    try:
+        return _compiled(request, leaves, spec, request.dynamic)
+    except FixedSizesNeeded:
+        if not request.dynamic:
+            raise
+    return _compiled(request, leaves, spec, False)
+
+
+def _compiled(request: Request, leaves: Leaves, spec: pytree.TreeSpec, symbolic: bool) -> Version:
     families = _families(leaves)
     with collector_paused(), modes.undisturbed(), modes.random_kept():
         try:
-            return _Tracing(request, leaves, families).version(spec)
+            return _Tracing(request, leaves, families, symbolic).version(spec)
         except Unsupported as error:
             if error.kind != "tensor_write":
                 raise
             merged = [_memory(leaves, family) for family in families]
             if not any(merged):
                 raise
-        return _Tracing(request, leaves, families, merged).version(spec)
+        return _Tracing(request, leaves, families, symbolic, merged).version(spec)
 
 
 def _families(leaves: Leaves) -> list[list[int]]:
@@ -366,22 +397,30 @@ class _Offsets(Listener):
 
 class _Tracing:
     """One trace of the function of a request. `families`: the leaves that share memory. Where what they are views of
-    is given (`merged`), that is the input, and the arguments are views made of it, which may be written to."""
+    is given (`merged`), that is the input, and the arguments are views made of it, which may be written to.
+    `symbolic`: whether sizes are symbols."""
 
     def __init__(
-        self, request: Request, leaves: Leaves, families: Sequence[Sequence[int]], merged: Sequence[Taken | None] = ()
+        self,
+        request: Request,
+        leaves: Leaves,
+        families: Sequence[Sequence[int]],
+        symbolic: bool,
+        merged: Sequence[Taken | None] = (),
     ) -> None:
-        self.request, self.leaves = request, leaves
+        self.request, self.leaves, self.symbolic, self.arguments = request, [*leaves], symbolic, len(leaves)
         self.trace = Trace()
         self.trace.draws_as_eager = self.trace.reshapes_inputs = True
         self.trace.captures_sizes = self.trace.captures_numbers = True
         self.trace.decompositions = request.decompositions
         self.trace.listener = self.offsets = _Offsets()
         self.inputs: list[Taken] = []
+        self.layouts: list[Layout] = []
         self.sizes: list[tuple[int, int]] = []
         self.known: dict[int, Any] = {}
         self.fixed: dict[Taken, Layout] = {}
         self.apart: dict[int, tuple[int, ...]] = {}
+        self.flags: dict[int, bool] = {}
         self.traced: dict[int, Any] = {}  # what stands for a leaf, by its id
         self.generators: list[tuple[GeneratorSlot, int]] = []
         for at, leaf in enumerate(leaves):
@@ -397,8 +436,34 @@ class _Tracing:
         for family in families:
             for traced in {self.traced[id(leaves[at])].group for at in family}:
                 traced.shared = len({id(self.traced[id(leaves[at])].group) for at in family}) > 1
-        self.before = {at: _traced_layout(self.traced[id(leaves[at])]) for at in self._first()}
-        self.layouts = tuple([_traced_layout(leaf)[:-1] for leaf in self.trace.leaves])
+        first = {at: self.traced[id(leaves[at])] for at in self._first()}
+        self.before = {at: (_traced_layout(traced), traced.chain) for at, traced in first.items()}
+
+    def stand_in(self, real: Tensor) -> Tensor:
+        """What stands for a tensor that requires grad: an input more, where it is no argument."""
+        known = self.traced.get(id(real))
+        if known is not None or self.trace.derivation.running or computes_itself(type(real)):
+            return real if known is None else known  # type: ignore[no-any-return]
+        self.leaves.append(real)
+        traced = self.traced[id(real)] = self._enter(Taken(len(self.leaves) - 1), False)
+        memory = real.untyped_storage()._cdata
+        for leaf in self.leaves[:-1]:
+            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata == memory:
+                traced.group.shared = self.traced[id(leaf)].group.shared = True
+        return traced
+
+    def flag(self, tensor: TracedTensor, wanted: bool) -> None:
+        """An argument requires grad, or not, when the call begins."""
+        at = self._place(tensor)
+        written = tensor.group.version or (not wanted and any(leaf.node.users for leaf in self.trace.leaves))
+        if at is None or at in self.flags or written or not self.leaves[at].is_leaf:
+            reason = "requires_grad of an argument that is used before is changed"
+            raise Unsupported(reason, self.trace.where, "change it outside", "tensor_method", "requires_grad_")
+        self.flags[at] = wanted
+
+    def _place(self, tensor: object) -> int | None:
+        """The place of an argument by what stands for it."""
+        return next((at for at in self.before if self.traced[id(self.leaves[at])] is tensor), None)
 
     def _enter(self, taken: Taken, symbolic: bool) -> TracedTensor:
         tensor, sizes, number = taken.of(self.leaves), {}, len(self.inputs)
@@ -411,6 +476,7 @@ class _Tracing:
         traced: Any = self.trace.input(tensor, f"primals_{number + 1}", sizes)
         if isinstance(tensor, nn.Buffer):
             traced._is_buffer, traced.persistent = True, tensor.persistent
+        self.layouts.append(_traced_layout(traced)[:-1])
         return traced  # type: ignore[no-any-return]
 
     def _size(self, extent: int, number: int, dim: int) -> Any:
@@ -446,7 +512,7 @@ class _Tracing:
 
     def _may_change(self, at: int) -> bool:
         """Whether the sizes of a leaf are symbols."""
-        return self.request.dynamic and at >= self.request.parameters
+        return self.symbolic and at >= self.request.parameters
 
     def version(self, spec: pytree.TreeSpec) -> Version:
         try:
@@ -457,14 +523,35 @@ class _Tracing:
     def _version(self, spec: pytree.TreeSpec) -> Version:
         trace, request = self.trace, self.request
         args, kwargs = pytree.tree_unflatten([self.traced.get(id(leaf), leaf) for leaf in self.leaves], spec)
-        with trace.recording(), _autocast_without_cache(), _said_to_be_compiling(), recording_control_flow(trace):
-            wrappers = Wrappers(trace.derivation)
-            args, kwargs = wrappers.together((args, kwargs))
-            result = wrappers.apart(request.function(*args, **kwargs))
-        flat, result_spec = pytree.tree_flatten(result)
+        try:
+            with (
+                trace.recording(),
+                _autocast_without_cache(),
+                _said_to_be_compiling(),
+                recording_control_flow(trace),
+                Calling(trace, self),
+            ):
+                wrappers = Wrappers(trace.derivation)
+                args, kwargs = wrappers.together((args, kwargs))
+                result = wrappers.apart(request.function(*args, **kwargs))
+        except BolideError:
+            raise
+        except Exception as error:
+            if WITHOUT_DATA in str(error):
+                raise DataDependent("a function of torch's", trace.where) from error
+            if not self.symbolic or is_mistake(error):
+                raise
+            raise FixedSizesNeeded(str(error), trace.where) from error
+        flat, result_spec = pytree.tree_flatten(result, lambda part: isinstance(part, torch.Size))
         outputs: list[TracedTensor] = []
-        reshaped = self._reshaped()
-        given = tuple([self._given(leaf, outputs, reshaped) for leaf in flat])
+        renewed = self._renewed(outputs)
+        reshaped = self._reshaped(renewed)
+        given = tuple([self._given(leaf, outputs, {*reshaped, *renewed}) for leaf in flat])
+        histories = [output.grad_fn for output in (*outputs, *trace.inputs)]
+        made = {id(leaf) for leaf in inner_leaves(histories, trace.leaves)}
+        if any(one.kind == "leaf" and id(leaf) in made for one, leaf in zip(given, flat)):
+            raise Unsupported("a result is a leaf of the history of another one", kind="new_leaf")
+        trace.derivation.is_own |= _has_functions(histories)
         compiler = functools.partial(_compiled_by, request, len(trace.sizes))
         switched = not torch.is_grad_enabled() and any(output.grad_fn is not None for output in outputs)
         with torch.enable_grad() if switched else nullcontext():
@@ -483,50 +570,81 @@ class _Tracing:
         symbols = [as_expr(size).text() for size in trace.sizes]
         return Version(
             run,
+            tuple(self.leaves[self.arguments :]),
             tuple(self.inputs),
             dict(zip(symbols, self.sizes)),
-            self.layouts,
+            tuple(self.layouts) if request.dynamic else (),
             tuple(trace.shapes.guards),
             fixed,
             self.apart,
+            self.flags,
             reshaped,
+            renewed,
             tuple(self.generators),
             given,
             result_spec,
             tuple([leaf for leaf in self.leaves if not isinstance(leaf, Tensor) and not _has_hash(leaf)]),
         )
 
-    def _reshaped(self) -> dict[int, Layout]:
-        """The leaves to which the program has given other shapes."""
+    def _renewed(self, outputs: list[TracedTensor]) -> dict[int, int]:
+        """The leaves to which the program has given another storage, and which outputs they become."""
+        known = {id(tensor) for tensor in self.trace.renewed}
+        found = {at: self.traced[id(self.leaves[at])] for at in self.before}
+        return {at: self._output(self._detached(new), outputs) for at, new in found.items() if id(new) in known}
+
+    def _reshaped(self, renewed: Container[int]) -> dict[int, Layout]:
+        """The leaves to which the program has given other shapes. What the call writes to one with a history is written
+        before: in the old shape."""
         reshaped: dict[int, Layout] = {}
-        for at, before in self.before.items():
+        for at, (before, chain) in self.before.items():
             traced = self.traced[id(self.leaves[at])]
             after = _traced_layout(traced)
-            if after != before:
-                if traced.requires_grad and traced.group.version:
-                    raise Unsupported(
-                        "an argument with a history is written to, and given another shape", kind="tensor_write"
-                    )
-                reshaped[at] = (*after[:-1], after[-1] - before[-1])
+            if (after == before and traced.chain is chain) or at in renewed:
+                continue
+            if traced.requires_grad and traced.group.version and Taken(at) in self.inputs:
+                place = self.inputs.index(Taken(at))
+                meta: TensorMeta = placeholders(self.trace.graph)[place].meta["val"]
+                with torch.enable_grad(), self.trace.recording():
+                    old = torch.as_strided(traced, meta.shape, meta.stride, meta.offset)
+                self.trace.inputs[place] = self.trace.own(old)
+            reshaped[at] = (*after[:-1], after[-1] - before[-1])
         return reshaped
 
-    def _given(self, leaf: Any, outputs: list[TracedTensor], reshaped: Container[int]) -> Given:
-        """How a leaf of the result is made; adds to the outputs of the trace."""
-        if isinstance(leaf, TracedFloat) or is_data(leaf):
+    def _given(self, leaf: Any, outputs: list[TracedTensor], changed: Container[int]) -> Given:
+        """How a leaf of the result is made; adds to the outputs of the trace. `changed`: arguments that get other
+        shapes, or storages."""
+        if isinstance(leaf, torch.Size):
+            return Given("shape", tuple([self._given(size, outputs, changed) for size in leaf]))
+        if isinstance(leaf, torch.SymFloat) and isinstance(leaf.node, ScalarNode):
+            return Given("number", self._output(leaf.node.owner.tensor, outputs))
+        if is_data(leaf):
             with self.trace.recording():
-                floats = isinstance(leaf, TracedFloat)
-                number = leaf.tensor if floats else torch.scalar_tensor(leaf, dtype=torch.int64)
+                number = torch.scalar_tensor(leaf, dtype=torch.int64)
             return Given("number", self._output(number, outputs))
         if not isinstance(leaf, Tensor):
             return Given("constant", bool(leaf) if isinstance(leaf, torch.SymBool) else _number(leaf))
-        own = next((at for at in self.before if self.traced[id(self.leaves[at])] is leaf), None)
-        if own is not None and (own in reshaped or not self.trace.is_input(leaf)):
+        own = self._place(leaf)
+        if own is not None and (own in changed or not self.trace.is_input(leaf)):
             return Given("argument", own)
-        return Given("result", self._output(leaf, outputs))
+        base = leaf._base if leaf._is_view() else None
+        is_new = own is None and leaf.requires_grad and leaf.grad_fn is None
+        if not is_new or (base is not None and base.requires_grad):
+            return Given("result", self._output(leaf, outputs))
+        return Given("leaf", self._output(self._detached(leaf), outputs))
+
+    def _detached(self, tensor: Tensor) -> Tensor:
+        with torch.no_grad(), self.trace.recording():
+            return tensor.detach()
 
     def _output(self, tensor: Tensor, outputs: list[TracedTensor]) -> int:
         outputs.append(self.trace.own(tensor))
         return len(outputs) - 1
+
+
+def _has_functions(nodes: Iterable[Node | None]) -> bool:
+    """Whether there is a Function of the program's in a history."""
+    functions = (type(node) for node in nodes_behind(nodes) if isinstance(node, BackwardCFunction))
+    return any(not is_ours(vars(function)["_forward_cls"].forward.__code__) for function in functions)
 
 
 def _places(tensor: Tensor) -> tuple[int, ...]:
@@ -572,7 +690,8 @@ def _compiled_by(request: Request, sizes: int, module: fx.GraphModule, info: Gra
     have no gradients."""
     slots = placeholders(module.graph)
     left_out = min(sizes, sum(map(is_size, slots))) if info.kind == "backward" else 0
-    names: Mapping[int, str] = {}
+    tangents = [at for at, slot in enumerate(slots) if str(slot.target).startswith("tangent")]
+    names: Mapping[int, str] = {at: f"tangents_{place}" for place, at in enumerate(tangents, 1)}
     if info.kind == "inference":
         tensors = [at for at, slot in enumerate(slots) if is_tensor(slot)]
         names = {at: f"arg{number}_1" for number, at in enumerate(tensors)}
@@ -581,7 +700,7 @@ def _compiled_by(request: Request, sizes: int, module: fx.GraphModule, info: Gra
         constants_of(module),
         names,
         reads_sizes=info.kind != "backward",
-        keeps_writes=request.keeps_writes and info.kind == "inference",
+        keeps_writes=request.keeps_writes,
         left_out=left_out,
     )
     examples = [example(slots[at].meta["val"]) for at in out.takes]

@@ -69,8 +69,9 @@ def outgoing(
     """`names`: of placeholders, by position, where they are not to stay what they are. Without `reads_sizes` numbers
     are placeholders in front of the tensors; with `keeps_writes` writes to inputs stay in the graph. `left_out`: so
     many results at the end are. A forward's results are followed by all that is saved, inputs too."""
-    slots, part = placeholders(graph), fx.Graph()
-    used = [at for at, slot in enumerate(slots) if is_tensor(slot) or slot.users]
+    slots, part, flat = placeholders(graph), Graph(), results(graph)
+    outputs, saved = output_node(graph).meta.get(SAVED, (len(flat) - left_out, ()))
+    used = [at for at, slot in enumerate(slots) if is_tensor(slot) or slot.users or slot in saved]
     read = {at: place for at in used if reads_sizes and (place := _extent_read(slots, slots[at])) is not None}
     takes = sorted((at for at in used if at not in read), key=lambda at: is_tensor(slots[at]))
     copies: dict[fx.Node, fx.Node] = {}
@@ -88,8 +89,6 @@ def outgoing(
             written[node.args[0]] = copies[node.args[1]]
         else:
             copies[node] = part.node_copy(node, copies.__getitem__)
-    flat = results(graph)
-    outputs, saved = output_node(graph).meta.get(SAVED, (len(flat) - left_out, ()))
     extra = [value for value in flat[outputs : len(flat) - left_out] if value not in saved]
     order = [*flat[:outputs], *saved, *extra]
     gives = [
@@ -180,7 +179,15 @@ def _copied_into(part: fx.Graph, graph: fx.Graph, copies: dict[fx.Node, fx.Node]
 
 
 def split_by(function: PartitionFn, constants: dict[str, torch.Tensor], joint: Joint) -> Partition:
-    """The partition of a joint graph that a function of others makes."""
+    """The partition of a joint graph that a function of others makes; ours are spared the way out and back."""
+    own = _own_strategy(function)
+    if own is not None:
+        made = partitioned(joint, *own)
+        pool = [*placeholders(made.forward), *results(made.forward)]
+        read = zip(made.saved_at, placeholders(made.backward))
+        saved = tuple([pool[at] for at, slot in read if is_tensor(slot) or slot.users])
+        output_node(made.forward).meta[SAVED] = joint.outputs, saved
+        return made
     slots = placeholders(joint.graph)
     tensors = [at for at in range(joint.inputs) if is_tensor(slots[at])]
     names = {at: f"primals_{number}" for number, at in enumerate(tensors, 1)}
@@ -210,7 +217,8 @@ def _taken_back(joint: Joint, out: Outgoing, forward: fx.Graph, backward: fx.Gra
     changing = {inputs[at] for at in joint.written}
     saved = [_from_before(part, node, changing) for node in values[kept:]]
     for slot, value in written.items():
-        part.call_function(aten.copy_.default, (slot, value)).meta = dict(slot.meta)
+        copy = part.create_node("call_function", aten.copy_.default, (slot, value), name="copy_")
+        copy.meta = {**value.meta, "val": slot.meta["val"]}
     pool = [*inputs, *values[len(written) : kept]]
     position = {node: at for at, node in reversed([*enumerate(pool)]) if isinstance(node, fx.Node)}
     for node in saved:
@@ -280,6 +288,21 @@ def min_cut_rematerialization_partition(
     recomputable_ops: the operations (overloads or packets) that may be; None: those that cost little. Views always
     may. compiler: the one that the graphs are for, which changes nothing."""
     return _partitioned(joint_module, num_fwd_outputs, "min_cut", recomputable_ops)
+
+
+_STRATEGIES: dict[object, Strategy] = {
+    default_partition: "default",
+    min_cut_rematerialization_partition: "min_cut",
+}
+
+
+def _own_strategy(function: PartitionFn) -> tuple[Strategy, Container[object] | None] | None:
+    """What a partition function of ours does, and the operations that may be done again; None for one of others."""
+    if not isinstance(function, functools.partial):
+        return (_STRATEGIES[function], None) if function in _STRATEGIES else None
+    plain = not function.args and function.keywords.keys() <= {"compiler", "recomputable_ops"}
+    known = plain and function.func in _STRATEGIES
+    return (_STRATEGIES[function.func], function.keywords.get("recomputable_ops")) if known else None
 
 
 def _partitioned(

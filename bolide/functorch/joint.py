@@ -163,4 +163,5 @@ def _write_back(trace: Trace, signature: Signature) -> None:
     values = [trace.call(aten.clone.default, value) if root(value) in written else value for _, value in writes]
     for (slot, _), value in zip(writes, values):
         if slot in written:
-            trace.graph.call_function(aten.copy_.default, (slot, value)).meta["val"] = slot.meta["val"]
+            copy = trace.graph.create_node("call_function", aten.copy_.default, (slot, value), name="copy_")
+            copy.meta = {**value.meta, "val": slot.meta["val"]}

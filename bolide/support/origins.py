@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import types
+
+import torch
 
 from bolide.support.errors import HalfwayError
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """The folder of bolide, as file names of its code begin."""
 
+_PLUMBING = (os.path.dirname(torch.__file__) + os.sep, OURS, "<frozen ")
+_STDLIB = os.path.dirname(os.__file__) + os.sep
 _GENERATED = "<bolide"  # how the file names of what bolide writes begin
 _OF_PYTHON = (AttributeError, NameError, KeyError, AssertionError, TypeError)
+
+
+@functools.cache
+def is_plumbing(path: str) -> bool:
+    """Whether a file is torch's, bolide's or the standard library's: errors are better reported at its caller."""
+    return path.startswith(_PLUMBING) or (path.startswith(_STDLIB) and "site-packages" not in path)
 
 
 def is_ours(code: types.CodeType) -> bool:

@@ -66,7 +66,7 @@ _METHODS = {
 
 
 _T = torch.Tensor
-_READS = frozenset(
+READS = frozenset(
     {
         *(getattr(_T, name).__get__ for name in ("device", "dtype", "is_leaf", "is_nested", "is_quantized", "layout")),
         *(getattr(_T, name).__get__ for name in ("ndim", "requires_grad", "shape")),
@@ -126,7 +126,7 @@ class CallRecorder(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _READS:
+        if func in READS:
             return func(*args, **kwargs)
         return self._record(func, args, kwargs, functools.partial(func, *args, **kwargs))
 

@@ -63,6 +63,10 @@ def is_symbolic(meta: TensorMeta) -> bool:
     return not _NUMBER.issuperset(map(type, (*meta[0], *meta[1], meta[2])))
 
 
+WITHOUT_DATA = "The tensor has a non-zero number of elements, but its data is not allocated yet"
+"""What C++ says that looks at the data of a traced tensor."""
+
+
 class DataDependent(Unsupported):
     """An operation whose result (a number, a shape) depends on data, which do not exist while tracing."""
 

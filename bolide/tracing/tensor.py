@@ -31,9 +31,11 @@ class AliasGroup:
     - `shared`: another storage may be the same memory (another input, or what eager does not copy)
     - `counted`: autograd has seen a write; `plainly`: one outside inference mode
     - `inference`: it was made in inference mode
+    - `viewed`: there are views of it; `stale`: they were made before it was given another shape in place, and autograd
+      would make them anew, from that shape, if it was written to
     """
 
-    __slots__ = ("base", "counted", "frozen", "inference", "plainly", "shared", "source", "version")
+    __slots__ = ("base", "counted", "frozen", "inference", "plainly", "shared", "source", "stale", "version", "viewed")
 
     def __init__(self, base: torch.fx.Node, source: int | None = None, frozen: bool = False) -> None:
         self.base = base
@@ -41,7 +43,7 @@ class AliasGroup:
         self.source = source
         self.frozen = frozen
         self.shared = False
-        self.counted = self.plainly = False
+        self.counted = self.plainly = self.viewed = self.stale = False
         self.inference = source is None and not frozen and torch.is_inference_mode_enabled()
 
 

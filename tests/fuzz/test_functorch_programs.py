@@ -1,17 +1,30 @@
-"""Random programs with views, in-place writes and shared memory: compiled, they do what eager does, gradients too."""
+"""Random programs with views, in-place writes and shared memory: compiled, they do what eager does, gradients too.
+
+By hand, those over shared memory, through `aot_function`: `python tests/fuzz/test_functorch_programs.py COUNT [SEED]`.
+"""
 
 from __future__ import annotations
 
 import random
+import sys
+import warnings
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 import pytest
 import torch
 
 import bolide
+from bolide.functorch.aot_autograd import aot_function
+from bolide.functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from bolide.support.errors import Unsupported
 from tests.functorch_tools import Compiled, assert_same, flat, fresh, same_objects
+from tests.fuzz.writers import aliasing_programs as aliasing
 from tests.fuzz.writers.choices import Choices
 
 PROGRAMS = 40
@@ -160,3 +173,113 @@ def test_random_programs_on_the_default_backend(seed: int) -> None:
                 assert_same(one, other, strides=False, rtol=1e-4, atol=1e-5)
             compared += 1
     assert compared
+
+
+# ---- aot_function ----------------------------------------------------------------------------------------------------
+
+ALIASING = 40  # programs of a run in CI
+
+
+def called(fn: Callable[..., Any], number: int, size: int) -> dict[str, Any]:
+    """What a call of a program gives and changes, before and after the caller has used its results."""
+    made = aliasing.arguments(number, size)
+    results = flat(fn(*made.given))
+    seen = [*results, *made.given]
+    now = [tensor.detach().clone() for tensor in seen]
+    layouts = [
+        (tensor.shape, tensor.dtype, tensor.requires_grad, tensor.is_leaf, tensor.is_conj(), tensor.is_neg())
+        + (tensor.stride() if tensor.numel() > 1 else (), tensor.storage_offset() if index >= len(results) else 0)
+        for index, tensor in enumerate(seen)
+    ]
+    written = [tensor._version > 0 for tensor in made.given]
+    try:
+        gradients = aliasing.gradients(results, made, number)
+    except RuntimeError as error:
+        gradients = [str(error)[:40]]
+    refused = aliasing.use(results, made.given, number)
+    later = [tensor.detach().clone() for tensor in seen]
+    return {
+        "objects": seen,
+        "layouts": layouts,
+        "now": now,
+        "gradients": gradients,
+        "refused": refused is not None,
+        "written": written,
+        "later": later,
+    }
+
+
+def compare(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert actual["layouts"] == expected["layouts"]
+    same_objects(actual["objects"], [], expected["objects"], [])
+    for what in ("now", "gradients", "later"):
+        assert len(actual[what]) == len(expected[what]), what
+        for one, other in zip(actual[what], expected[what]):
+            if isinstance(other, str) or isinstance(one, str):
+                assert isinstance(one, str) and isinstance(other, str), (what, one, other)
+                continue
+            if (one is None) != (other is None):  # zeros may also be missing
+                one = torch.zeros_like(other) if one is None else one
+                other = torch.zeros_like(one) if other is None else other
+            if other is not None:
+                rough = other.dtype is torch.bfloat16 or what == "gradients"
+                tolerance = {"rtol": 4e-2, "atol": 4e-2} if rough else {"rtol": 1e-4, "atol": 1e-5}
+                torch.testing.assert_close(
+                    one, other, equal_nan=True, msg=lambda text, what=what: f"{what}: {text}", **tolerance
+                )
+    assert actual["refused"] == expected["refused"]
+    assert all(one or not other for one, other in zip(actual["written"], expected["written"])), "versions"
+
+
+def check_aliasing(number: int) -> str:
+    """Compare one program; how it ended."""
+    fn = aliasing.program(number)
+    partition = (default_partition, min_cut_rematerialization_partition)[number % 2]
+    dynamic = bool(number // 2 % 2)
+    compiled = aot_function(fn, lambda graph, examples: graph, partition_fn=partition, dynamic=dynamic)
+    ended = "refused by eager"
+    for size in (5, 5, 7, 6) if dynamic else (5,):
+        try:
+            expected = called(fn, number, size)
+        except aliasing.REFUSALS:
+            continue
+        try:
+            actual = called(compiled, number, size)
+        except Unsupported as error:
+            return f"{error.kind}: {error.reason}"
+        compare(actual, expected)
+        ended = "compared"
+    return ended
+
+
+def test_random_programs_over_shared_memory(seed: int) -> None:
+    ended: Counter[str] = Counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(seed, seed + ALIASING):
+            print("program", number)
+            ended[check_aliasing(number)] += 1
+    assert ended["compared"] > ALIASING // 2
+
+
+def main() -> int:
+    """Try more of them; the number of faults decides on the status."""
+    count = int(sys.argv[1])
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(2**31)
+    print(f"torch {torch.__version__}, seed {seed}", flush=True)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    ended: Counter[str] = Counter()
+    for number in range(seed, seed + count):
+        try:
+            ended[check_aliasing(number)] += 1
+        except Exception as error:
+            ended["wrong"] += 1
+            print(f"program {number}: {type(error).__name__}: {' '.join(str(error).split())[:300]}", flush=True)
+    for how, times in ended.most_common():
+        print(f"{times:>7} {how[:160]}")
+    return int(bool(ended["wrong"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -43,18 +43,22 @@ from torch.utils import _pytree as pytree
 
 import bolide
 from bolide.dynamo.config import config
+from bolide.functorch.aot_autograd import aot_function, aot_module
+from bolide.functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from bolide.inductor.lowering import registry
 from bolide.support import events
+from bolide.support.errors import Unsupported
 
 COUNT = 25  # operations and modules of a run in CI
-BACKENDS = ("eager", "aot_eager", "inductor")
+AHEAD = {"aot_default": default_partition, "aot_min_cut": min_cut_rematerialization_partition}
+BACKENDS = ("eager", "aot_eager", "inductor", *AHEAD)
 LIMIT = 60.0  # for a sample
 UNDEFINED = ("empty", "resize_")  # what these give has no values to compare
 ROWS_ONLY = ("native_group_norm",)  # eager reads a weight with gaps as if it were dense: its values are wrong there
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 1e-2, torch.float64: 1e-7, torch.complex128: 1e-7}
 #: kinds of calls that run in eager for a fault of ours
 OURS = ("bug", "user_exception")
-#: what is a fault; the rest ("ok", "recompiled", "broken", "eager", "undefined") is told
+#: what is a fault; the rest ("ok", "recompiled", "broken", "eager", "refused", "undefined") is told
 FAULTS = ("wrong", "raises", "crash", "timeout", "unexplained", "fallback")
 
 
@@ -215,6 +219,14 @@ def _error(value: torch.Tensor, exact: torch.Tensor) -> float:
     return float(torch.where(same, 0.0, error).max())
 
 
+def compile_by(backend: str, function: Any, dynamic: bool) -> Any:
+    """`bolide.compile`, or `aot_function` with one of the partition functions."""
+    if backend not in AHEAD:
+        return bolide.compile(function, backend=backend, dynamic=dynamic or None)
+    compile_ahead = aot_module if isinstance(function, torch.nn.Module) else aot_function
+    return compile_ahead(function, lambda graph, examples: graph, partition_fn=AHEAD[backend], dynamic=dynamic)
+
+
 def check(subject: Subject, function: Any, first: Arguments, backend: str, dynamic: bool, seed: int) -> Iterator[Any]:
     """(kind, detail, what changed) of each thing that is found in one series."""
     calls = series(function, first, random.Random(seed), subject.name not in UNCHECKED)
@@ -225,7 +237,7 @@ def check(subject: Subject, function: Any, first: Arguments, backend: str, dynam
     except REFUSALS:
         return  # a sample that eager refuses
     mine, theirs = own(function), own(function)
-    compiled = bolide.compile(mine, backend=backend, dynamic=dynamic or None)
+    compiled = compile_by(backend, mine, dynamic)
     told, changed = Told(), ""
     fixed: list[Any] = []
     for number, (call, what) in enumerate(zip(calls.calls, ["", *calls.changed])):
@@ -239,7 +251,8 @@ def check(subject: Subject, function: Any, first: Arguments, backend: str, dynam
                 warnings.simplefilter("ignore")
                 found = outcome(compiled, mine, call, seed)
         except Exception as error:
-            yield "raises", _described(error), changed
+            refused = backend in AHEAD and isinstance(error, Unsupported)
+            yield "refused" if refused else "raises", _described(error), changed
             return
         finally:
             fixed += told.fixed
@@ -463,7 +476,7 @@ def main() -> int:
     """Run a sweep; the number of faults decides on the status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--ops", default="all", help="all, ops, modules, or names with commas between")
-    parser.add_argument("--backend", default="inductor", help="eager, aot_eager, inductor, or all")
+    parser.add_argument("--backend", default="inductor", help=f"{', '.join(BACKENDS)}, or all")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts")
     parser.add_argument("--static", action="store_true", help="default options, and the first call alone counts")

@@ -10,13 +10,10 @@ from __future__ import annotations
 import copy
 import dis
 import functools
-import os
 import sys
 import types
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from bolide.dynamo.bytecode import blocks as bytecode_blocks
 from bolide.dynamo.bytecode.forms import (
@@ -33,7 +30,7 @@ from bolide.dynamo.bytecode.forms import (
     prologue,
 )
 from bolide.support.caches import on_reset
-from bolide.support.origins import OURS, is_ours
+from bolide.support.origins import is_ours, is_plumbing
 from bolide.tracing import UserFrame
 
 _FORMS = forms(VERSION)
@@ -57,8 +54,7 @@ class Code:
         self.exceptions: list[Row] = []
         self.skipped = ""
         self.ours = is_ours(code)
-        path = code.co_filename
-        self.plumbing = path.startswith(_PLUMBING) or (path.startswith(_STDLIB) and "site-packages" not in path)
+        self.plumbing = is_plumbing(code.co_filename)
         self.user_frames: dict[int, UserFrame] = {}
 
     def rows_at(self, index: int) -> list[Row]:
@@ -77,10 +73,6 @@ class Code:
         if frame is None:
             frame = self.user_frames[line] = UserFrame(self.code.co_filename, line, self.qualname)
         return frame
-
-
-_PLUMBING = (os.path.dirname(torch.__file__) + os.sep, OURS, "<frozen ")
-_STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
 _cache: dict[types.CodeType, Code] = {}

@@ -43,7 +43,7 @@ from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import TracedText
 from bolide.support.errors import Unsupported, insistent
 from bolide.tracing import TracedTensor, computes_itself, modes
-from bolide.tracing.meta import DataDependent
+from bolide.tracing.meta import WITHOUT_DATA, DataDependent
 
 BUILTIN_TYPES = (
     types.BuiltinFunctionType,
@@ -172,7 +172,7 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
             result = insistent(vm.trace.perform, called, prepared or args, words)
     except Exception as error:
         refuse_symbols(vm, [*args, *words.values()], error)
-        if type(error) is RuntimeError and str(error).startswith(_WITHOUT_DATA):
+        if type(error) is RuntimeError and str(error).startswith(WITHOUT_DATA):
             raise DataDependent(f"{shown(function)}(...)", vm.where()) from error
         if type(error) is TypeError and names_stand_in(error):  # it looked into a container and took one for itself
             raise _given(vm, function, "an outside object") from error
@@ -389,10 +389,6 @@ def _reads_as_plain(function: object, cls: type) -> bool:
     return not any(
         name[:2] == "__" and type(value) is types.FunctionType and name not in _MAKERS for name, value in own
     )
-
-
-#: what C++ says that looks at the data of a traced tensor
-_WITHOUT_DATA = "The tensor has a non-zero number of elements, but its data is not allocated yet"
 
 
 def _given(vm: Machine, function: object, what: str) -> Unsupported:

@@ -156,6 +156,7 @@ def view_of(trace: Recorder, tensor: Any, func: OpOverload, /, *args: Any, **kwa
     """The view `func(tensor, *args)`; the arguments are as they stand in the graph."""
     if tensor.__class__ is not TracedTensor:
         tensor = trace.lift(tensor)
+    tensor.group.viewed |= tensor.requires_grad
     node = trace.call(func, tensor.node, *args, **kwargs)
     if node.__class__ is not torch.fx.Node:
         raise Unsupported(f"{func} makes several views", trace.where, kind="operator")
@@ -258,7 +259,27 @@ def _metadata_change(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs:
     if form is None:
         reason = f"{func} changes a tensor's metadata in place"
         raise Unsupported(reason, trace.where, None, "tensor_method", operation=str(func))
+    group, viewed = tensor.group, tensor.group.viewed
     tensor.become(trace.dispatch(form.functional, args, kwargs))
+    group.viewed, group.stale = viewed, group.stale or (viewed and tensor.requires_grad)
+    return tensor
+
+
+@handler("set_", "set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor_storage_offset")
+def _set(trace: Recorder, func: OpOverload, /, *args: object, **kwargs: object) -> NoReturn:
+    reason = "a tensor is given another storage"
+    raise Unsupported(reason, trace.where, "use copy_(), or set_() with a tensor", "tensor_method", operation=str(func))
+
+
+@handler("set_.source_Tensor")
+def _set_to(trace: Recorder, func: OpOverload, /, tensor: TracedTensor, source: Tensor) -> TracedTensor:
+    """The tensor becomes the other one; an input does when the graph has run."""
+    if not trace.reshapes_inputs or tensor.dtype is not source.dtype:
+        _set(trace, func)
+    source = trace.own(source)
+    if trace.is_input(tensor):
+        trace.renew(tensor, source)
+    tensor.become(source)
     return tensor
 
 

@@ -3,7 +3,7 @@ the view."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
 from bolide.support.registers import register
+from bolide.symbolic import Size, hint_of
+from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.registry import qualified
 from bolide.tracing.tensor import Recording
 
@@ -38,6 +40,11 @@ def _permute(trace: Recording, operand: Node, value: Node, dims: list[int]) -> N
     return trace.call(aten.permute.default, value, inverse)  # type: ignore[no-any-return]
 
 
+def memory_order(shape: Sequence[Size], stride: Sequence[Size]) -> list[int]:
+    """The dimensions from the outermost to the innermost in memory."""
+    return sorted(range(len(shape)), key=lambda dim: (-hint_of(stride[dim]), -hint_of(shape[dim]), dim))
+
+
 def invert(order: list[int]) -> list[int]:
     """The inverse permutation."""
     return sorted(range(len(order)), key=order.__getitem__)
@@ -59,7 +66,12 @@ def _as_strided(
     if 0 not in sizes and reached >= operand.meta["val"].numel:
         reason = "an argument is written past its own elements"
         raise Unsupported(reason, trace.where, "pass the tensor that it is a view of", kind="tensor_write")
-    return trace.call(aten.as_strided_scatter.default, operand, value, size, stride, offset)  # type: ignore[no-any-return]
+    meta: TensorMeta = operand.meta["val"]  # dense; ATen scatters into rows only
+    order = memory_order(meta.shape, meta.stride)
+    in_rows = order == list(range(len(order)))
+    rows = operand if in_rows else trace.call(aten.permute.default, operand, order)
+    scattered: Node = trace.call(aten.as_strided_scatter.default, rows, value, size, stride, offset)
+    return scattered if in_rows else trace.call(aten.permute.default, scattered, invert(order))
 
 
 def _number(arg: Node | int) -> Any:

@@ -21,7 +21,6 @@ from bolide.symbolic import (
     ShapeEnv,
     Size,
     contiguous_strides,
-    hint_of,
     is_one,
     is_zero,
     same_size,
@@ -32,7 +31,7 @@ from bolide.tracing import rng
 from bolide.tracing.graph import Graph
 from bolide.tracing.meta import TensorMeta, meta_of
 from bolide.tracing.recording import composites, folding
-from bolide.tracing.recording.inverses import INVERSES, invert
+from bolide.tracing.recording.inverses import INVERSES, invert, memory_order
 from bolide.tracing.rules import infer
 from bolide.tracing.rules.common import dtype_name, is_dense, like_strides, overlaps
 from bolide.tracing.tensor import PHYSICAL, AliasGroup, Derivation, Listener, TracedTensor, ViewStep, recorded
@@ -464,6 +463,9 @@ class Recorder(abc.ABC):
             reason = "a tensor that is neither an argument nor made here is written"
             remedy = "pass the tensor as an argument, or keep it on the module as a buffer"
             raise Unsupported(reason, self.where, remedy, kind="tensor_write")
+        if group.stale:
+            reason = "a tensor is written that was given another shape in place after views were made of it"
+            raise Unsupported(reason, self.where, kind="tensor_write")
         if group.source is not None and overlaps(group.base.meta["val"]):
             reason = "an argument is written of which elements are one in memory"
             raise Unsupported(reason, self.where, "clone it", kind="tensor_write")
@@ -602,11 +604,6 @@ def _name(func: OpOverload) -> str:
     if name is None:
         name = _names[func] = func._schema.name.split("::")[-1].strip("_") or "op"
     return name
-
-
-def memory_order(shape: Sequence[Size], stride: Sequence[Size]) -> list[int]:
-    """The dimensions from the outermost to the innermost in memory."""
-    return sorted(range(len(shape)), key=lambda dim: (-hint_of(stride[dim]), -hint_of(shape[dim]), dim))
 
 
 def _same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:
