@@ -63,6 +63,11 @@ pytree.register_pytree_node(
 pytree.register_pytree_node(Same, lambda same: ([], same.place), lambda _, place: Same(place))
 
 
+def _is_shape(value: object) -> bool:
+    """Whether it is a `torch.Size`, of which a tree of Python's would make a tuple."""
+    return isinstance(value, torch.Size)
+
+
 def _is_apart(value: object) -> bool:
     return type(value) in (Apart, Same)
 
@@ -130,7 +135,7 @@ class Wrappers:
             if _state(wrapper) != self.before[place]:
                 reason = f"an argument, a {type(wrapper).__name__}, gets a history, other parts or another shape"
                 raise Unsupported(reason, kind="tensor_write")
-        return pytree.tree_map(self._result, result)
+        return pytree.tree_map(self._result, result, is_leaf=_is_shape)
 
     def _result(self, leaf: Value) -> Value:
         if not is_made_of_parts(leaf):
@@ -155,7 +160,9 @@ def _state(wrapper: Value) -> tuple[object, ...]:
 
 def finished(result: Value, wrappers: Leaves) -> Value:
     """A result of real tensors with its wrappers put together; `wrappers` are those among the arguments."""
-    return pytree.tree_map(functools.partial(_finished, wrappers), result, is_leaf=_is_apart)
+    return pytree.tree_map(
+        functools.partial(_finished, wrappers), result, is_leaf=lambda part: _is_apart(part) or _is_shape(part)
+    )
 
 
 def _finished(wrappers: Leaves, value: Value) -> Value:

@@ -182,11 +182,8 @@ class Same(Halved):
 def test_functions(fn: Callable[..., Any]) -> None:
     """The result of one may be its argument."""
     x = leaf(2, 3)
-    for each in (fn, aot_function(fn, nop)):
-        (gradient,) = torch.autograd.grad(each(x).sum(), x)
-        assert gradient.unique().tolist() == [
-            1.0 if fn(x).grad_fn.next_functions[0][0].name().startswith("Mul") else 0.5
-        ]
+    ours, theirs = (torch.autograd.grad(each(x).sum(), x) for each in (aot_function(fn, nop), fn))
+    torch.testing.assert_close(ours, theirs)
     with pytest.raises(RuntimeError, match=r"gradients of gradients|create_graph|second"):
         call = aot_function(lambda x: Halved.apply(x.sin()), nop)
         (gradient,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
