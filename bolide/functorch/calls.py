@@ -161,6 +161,8 @@ class Version:
         leaves = [*leaves, *self.outside]
         tensors = [taken.of(leaves) for taken in self.inputs]
         values = self._values(tensors)
+        if any(value < 2 for value in values.values()):  # to the trace, these are numbers
+            return False
         layouts = ((*tensor.shape, *tensor.stride()) for tensor in tensors)
         same = all(real == with_sizes(wanted, values) for real, wanted in zip(layouts, self.layouts))
         return same and all(guard.holds_at(guard.expr.evaluate(values)) for guard in self.guards)

@@ -191,9 +191,10 @@ def _with_own_history(
         asked |= any(op is torch.ops.aten.as_strided.default for op, _, _ in alias.chain)
         if not (asked and alias.chain and alias.tracked and _is_derived_otherwise(trace, tensor, owner)):
             continue
-        if tensor.is_conj() or tensor.is_neg() or not is_dense(tensor.shape, tensor.stride()):
-            raise Unsupported("an output is a part of another, with another history", kind="detached_alias")
         shares = None if _names(alias.chain) & trace.shapes.facts.names else alias
+        in_place = shares is not None or is_dense(tensor.shape, tensor.stride())
+        if tensor.is_conj() or tensor.is_neg() or not in_place:
+            raise Unsupported("an output is a part of another, with another history", kind="detached_alias")
         placed[id(tensor)] = Output("result", len(results))
         results.append(Result(tensor.node, tensor.meta, tensor, shares))
     return placed

@@ -192,8 +192,8 @@ class Assumptions:
         return value
 
     def rely_on_messages(self) -> None:
-        """The program may read what a shape rule has raised: the sizes in its text have the values of now. Such a text
-        is seldom looked at, so that is no reason to break, however many values there have been."""
+        """A shape rule has raised, and the program may read its text: sizes in it have the values of now. It seldom
+        does, so that is no reason to break, however many values there have been."""
         said, self.said = self.said, []
         for value in said:
             if isinstance(value, Expr) and not self.is_data(value):

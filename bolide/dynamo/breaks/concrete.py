@@ -252,9 +252,6 @@ class _NoTrace:
 
     where: object = None
 
-    def rely_on_messages(self) -> None:
-        """Sizes are numbers here."""
-
 
 class ReadableNamespaces(Protocol):
     """What handlers that also run for real ask of `Namespaces`. These answers are the real things."""

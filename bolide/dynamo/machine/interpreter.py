@@ -421,7 +421,6 @@ class Machine:
         frames = self.frames
         if origin == "raised" and error is not self.progress.escaping:
             self._refuse_fault(error)
-            self.trace.shapes.rely_on_messages()
             name_tensors(error)
             _set_context(error, self.handled())
         elif origin == "thrown" and frames[-1].exceptions:

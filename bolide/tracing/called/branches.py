@@ -107,6 +107,10 @@ class Part(Trace):
     def input_of(self, group: AliasGroup) -> int | None:
         return self.outer.input_of(self.origin(group))
 
+    def first_value(self, group: AliasGroup) -> fx.Node:
+        origin = self.origin(group)
+        return group.base if origin is group else self.outer.first_value(origin)
+
     def has_made(self, tensor: TracedTensor) -> bool:
         """Whether a tensor, and what is in its storage, was made here."""
         return tensor._trace is self and (self.origin(tensor.group) is tensor.group or tensor.group.version > 0)

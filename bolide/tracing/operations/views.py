@@ -71,9 +71,7 @@ def _as_strided(
     if offset is not None or own.chain:  # else it counts from where the base is, wherever that is
         trace.rely_on_offset(own.group)
         offset = own.meta.offset if offset is None else offset
-    source = own.group.source
-    first = own.group.base if source is None else trace.placeholder_of(trace.inputs[source])
-    _refuse_part_of_storage(trace, (first or own.group.base).meta["val"])
+    _refuse_part_of_storage(trace, trace.first_value(own.group).meta["val"])
     step: ViewStep = (func, (trace.unwrap(size), trace.unwrap(stride), trace.unwrap(offset)), {})
     node = trace.call(func, own.group.base, *step[1])
     view = TracedTensor.make(trace, node.meta["val"], node, own.group, (step,))

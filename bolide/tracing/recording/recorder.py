@@ -259,6 +259,11 @@ class Recorder(abc.ABC):
         """The input of the whole program that a storage belongs to, or None."""
         return group.source
 
+    def first_value(self, group: AliasGroup) -> Node:
+        """What is in a storage before the program writes to it."""
+        given = None if group.source is None else self.placeholder_of(self.inputs[group.source])
+        return given or group.base
+
     def rely_on_offset(self, group: AliasGroup) -> None:
         """The program is about to see where tensors lie in this storage."""
         place = self.input_of(group)

@@ -21,6 +21,7 @@ from bolide.tracing.rules.common import (
     require,
     row_major,
     shapes_differ,
+    surely,
 )
 from bolide.tracing.rules.registry import rule, rule_of_symbols
 from bolide.tracing.rules.views import expanded
@@ -151,6 +152,8 @@ def _convolution(
             sizes.append((size - 1) * step[dim] - 2 * pad[dim] + reach + extra[dim] + 1)
         else:
             room = 2 * pad[dim] - reach  # added to the size at once: each sum of symbols takes a while
+            if not surely(size > -room):
+                raise RuntimeError(_too_large(x, weight, pad, dilate))
             whole = step[dim].__class__ is int and step[dim] == 1
             if whole:
                 sizes.append(size if room.__class__ is int and room == 0 else size + room)
@@ -158,6 +161,14 @@ def _convolution(
                 sizes.append((size + (room - 1)) // step[dim] + 1)
     shape = (x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *sizes)
     return fresh(shape, x.dtype, x.device, _convolved_strides(shape, x, weight))
+
+
+def _too_large(x: TensorMeta, weight: TensorMeta, padding: Ints, dilation: Ints) -> str:
+    """What eager says where a kernel does not fit into the padded input."""
+    places = " x ".join([str(size + 2 * pad) for size, pad in zip(x.shape[2:], padding)])
+    kernel = " x ".join([str(dilate * (size - 1) + 1) for size, dilate in zip(weight.shape[2:], dilation)])
+    reason = "Kernel size can't be greater than actual input size"
+    return f"Calculated padded input size per channel: ({places}). Kernel size: ({kernel}). {reason}"
 
 
 def _convolved_strides(shape: tuple[Any, ...], x: TensorMeta, weight: TensorMeta) -> tuple[Any, ...]:

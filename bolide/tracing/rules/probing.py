@@ -42,6 +42,13 @@ class Trials:
     strides: dict[tuple[int, ...], Any]
 
 
+def note_sizes(args: Any, kwargs: Any) -> None:
+    """What is raised about these operands may be for any of their sizes, and its text may say them."""
+    for size in _sizes([*args, *kwargs.values()], ("shape", "stride")):
+        if type(size) is torch.SymInt:
+            size.node.env.said.append(size.node.expr)
+
+
 def by_probes(ask: Ask, elsewhere: Ask, args: Any, kwargs: Any) -> Any:
     """The metas of the results with symbolic sizes, or None if they cannot be told. `ask` gives those for arguments
     without symbols, of this run's sizes, and what it raises passes through; `elsewhere` those for other sizes."""
@@ -58,8 +65,8 @@ def by_probes(ask: Ask, elsewhere: Ask, args: Any, kwargs: Any) -> Any:
     now: Values = {name: env.hints[name] for name in names}
     try:
         first = ask(_valued(args, now), _valued(kwargs, now))
-    except Exception:  # its text may say any of the sizes
-        env.said.extend(size.node.expr for size in symbolic)
+    except Exception:
+        note_sizes(args, kwargs)
         raise
 
     def answer(values: Values) -> Any:

@@ -16,7 +16,7 @@ import torch
 import torch.fx
 from torch.fx.immutable_collections import immutable_list
 
-from bolide.support.errors import Unsupported
+from bolide.support.errors import BolideError, Unsupported
 from bolide.support.registers import register
 from bolide.symbolic import ShapeEnv
 from bolide.tracing import modes
@@ -24,7 +24,7 @@ from bolide.tracing.graph import Handle, mapped
 from bolide.tracing.isolation import keep_dynamo_out_of_meta_kernels
 from bolide.tracing.meta import TensorMeta, found_in
 from bolide.tracing.rules import kernels
-from bolide.tracing.rules.probing import by_probes
+from bolide.tracing.rules.probing import by_probes, note_sizes
 
 RULES: dict[str, Callable[..., Any]] = {}  # by the name of the overload: looking up 300 overloads costs 10 ms
 _MEMO_LIMIT = 1 << 14
@@ -68,7 +68,9 @@ def infer(func: Any, args: Any, kwargs: Any, shapes: ShapeEnv | None = None) -> 
     try:
         known = memo.get(key, memo)
     except TypeError:  # an argument without a hash
-        return _infer(func, operands, options)
+        return (
+            _infer(func, operands, options) if shapes is None else _quietly(shapes, _infer, (func, operands, options))
+        )
     if known is memo or not answers.remember:
         if len(memo) >= _MEMO_LIMIT:
             memo.clear()
@@ -83,15 +85,19 @@ def infer(func: Any, args: Any, kwargs: Any, shapes: ShapeEnv | None = None) -> 
 
 
 def _quietly(shapes: ShapeEnv, function: Callable[..., Any], args: Any) -> Any:
-    """What a function says that writes sizes into messages which may never be shown."""
+    """What a function says that writes sizes into messages which may never be shown. One that is raised is: the program
+    may read it, and goes on otherwise than for sizes that are not refused."""
     shapes.quiet = True
-    shapes.said.clear()
     try:
-        answer = function(*args)
+        return function(*args)
+    except BolideError:
+        raise
+    except Exception:
+        shapes.rely_on_messages()
+        raise
     finally:
         shapes.quiet = False
-    shapes.said.clear()
-    return answer
+        shapes.said.clear()
 
 
 def remembered(shapes: ShapeEnv, function: Callable[..., Any], *args: Any) -> Any:
@@ -114,6 +120,7 @@ def _infer(func: Any, operands: list[Any], options: dict[str, Any]) -> Any:
     told = by_torch(func, operands, options) if shape_rule is None else shape_rule(*operands, **options)
     refused = kernels.refusal(func, operands, options, shape_rule is not None)
     if refused is not None:
+        note_sizes(operands, options)  # kernels are asked with those of now
         raise type(refused)(*refused.args)
     return told
 

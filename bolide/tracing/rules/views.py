@@ -315,9 +315,13 @@ def _diagonal(x: TensorMeta, offset: int = 0, dim1: int = 0, dim2: int = 1) -> T
 
 @rule("unfold")
 def _unfold(x: TensorMeta, dim: int, size: int, step: int) -> TensorMeta:
+    dim = wrap_dim(dim, max(x.ndim, 1))
+    extent = x.shape[dim] if x.shape else 1
+    require(size >= 0, f"size is {size} but must be >= 0")
+    require(size <= extent, f"maximum size for tensor at dimension {dim} is {extent} but size is {size}")
+    require(step > 0, f"step is {step} but must be > 0")
     if not x.shape:
         return _strided(x, (size,), (1,))
-    dim = wrap_dim(dim, x.ndim)
     shape, stride = [*x.shape, size], [*x.stride, x.stride[dim]]
     shape[dim] = (x.shape[dim] - size) // step + 1
     stride[dim] = x.stride[dim] * step

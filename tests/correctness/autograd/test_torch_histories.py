@@ -425,3 +425,48 @@ def test_a_lone_view_without_history_of_a_value_that_requires_grad_requires_grad
     for size in (4, 4, 6):
         found = compiled(torch.ones(size, requires_grad=True))
         assert found.requires_grad and found.is_leaf and found._is_view() and found._base.shape == (size,)
+
+
+def _columns(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (y.detach()[:, ::2],)
+
+
+def _rest(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (y.detach()[:, 1:],)
+
+
+def _both(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return y.detach()[:, ::2], y.detach()[:, 1::2]
+
+
+def _transposed(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (y.detach().t()[1:],)
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("cut", [_columns, _rest, _both, _transposed])
+def test_parts_with_gaps_that_are_detached_and_then_written(cut: Callable[..., Any], backend: str) -> None:
+    """They have another history than the whole, and its memory."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        whole = x * 2
+        parts = cut(whole)
+        for part in parts:
+            part.mul_(w.sum())
+        return whole, *parts
+
+    compiled = bolide.compile(program, backend=backend, fullgraph=True)
+    for rows in (3, 4, 6):
+        x, w, found = torch.randn(rows, 4).double(), torch.randn(3).double(), []
+        for function in (compiled, program):
+            given = [x.clone().requires_grad_(), w.clone().requires_grad_()]
+            whole, *parts = function(*given)
+            loss = sum((part * part.detach()).sum() for part in parts)
+            gradients = torch.autograd.grad(loss, given, allow_unused=True)
+            before = [part._version for part in parts]
+            with torch.no_grad():
+                whole.mul_(3)
+            written = [part._version - old for part, old in zip(parts, before)]
+            values = [value.detach() for value in (whole, *parts)]
+            found.append((values, gradients, [part.stride() for part in parts], written))
+        torch.testing.assert_close(found[0], found[1])
