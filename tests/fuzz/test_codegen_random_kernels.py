@@ -99,13 +99,16 @@ class Maker:
             node = load(buffer, max(kept - 1, 0), dtype, mask, masked=True)
         return node if dtype == work else op("cast", node, dtype=work)
 
-    def value(self, shape: list[tuple[str, Expr, int]], work: torch.dtype, extra: list[Node]) -> Node:
+    def value(
+        self, shape: list[tuple[str, Expr, int]], work: torch.dtype, extra: list[Node], exact: bool = False
+    ) -> Node:
+        """A random expression of loads and `extra`; `exact`: of operations that all round alike."""
         nodes = [self.leaf(shape, work) for _ in range(self.r.randint(1, 3))] + extra
         for _ in range(self.r.randint(1, 6)):
-            nodes.append(self.step(nodes, work))
+            nodes.append(self.step(nodes, work, exact))
         return nodes[-1]
 
-    def step(self, nodes: list[Node], work: torch.dtype) -> Node:
+    def step(self, nodes: list[Node], work: torch.dtype, exact: bool) -> Node:
         a, b, c = (self.r.choice(nodes) for _ in range(3))
         kind = self.r.random()
         if kind < 0.5:
@@ -121,10 +124,9 @@ class Maker:
                 )
             )
         if kind < 0.9:
-            name = self.r.choice(
-                ("neg", "abs", "sign", "floor", "sigmoid", "tanh", "erf", "round", "trunc", "exp", "log")
-            )
-            return op(name, op("min", a, const(8.0, work)))
+            rounded_alike = ("neg", "abs", "sign", "floor", "round", "trunc")
+            names = rounded_alike if exact else (*rounded_alike, "sigmoid", "tanh", "erf", "exp", "log")
+            return op(self.r.choice(names), op("min", a, const(8.0, work)))
         return op("div", a, op("add", op("abs", b), const(1.0, work)))
 
     def narrowed(self, node: Node, dtype: torch.dtype) -> Node:
@@ -161,12 +163,13 @@ class Maker:
             if work.is_floating_point
             else ("sum", "max", "min", "xor", "argmax")
         )
-        result = i64 if reduce_op.startswith("arg") else work
+        arg = reduce_op.startswith("arg")  # the place among values that are equal but for rounding is anyone's
+        result = i64 if arg else work
         if form == "rows":
             out, dtype = self.buffer(rows[0] * cols[0], rows[1] * cols[1], "out")
             one, _ = self.buffer(rows[0], rows[1], "out", result)
-            value = self.value([r, c], work, [])
-            position = Node.make("index", i64, (), var("c", cols[0])) if reduce_op.startswith("arg") else None
+            value = self.value([r, c], work, [], exact=arg)
+            position = Node.make("index", i64, (), var("c", cols[0])) if arg else None
             total = acc("a", result)
             extra = [total if result == work else op("cast", total, dtype=work)]
             return (
@@ -191,8 +194,8 @@ class Maker:
             )
         if form == "columns":
             one, _ = self.buffer(cols[0], cols[1], "out", result)
-            value = self.value([r, c], work, [])
-            position = Node.make("index", i64, (), var("r", rows[0])) if reduce_op.startswith("arg") else None
+            value = self.value([r, c], work, [], exact=arg)
+            position = Node.make("index", i64, (), var("r", rows[0])) if arg else None
             return (
                 loop(
                     "vector",
@@ -204,12 +207,8 @@ class Maker:
                 ),
             )
         one, _ = self.buffer(Expr.const(1), 1, "out", result)
-        value = self.value([r, c], work, [])
-        position = (
-            Node.make("index", i64, (), var("r", rows[0]) * cols[0] + var("c", cols[0]))
-            if reduce_op.startswith("arg")
-            else None
-        )
+        value = self.value([r, c], work, [], exact=arg)
+        position = Node.make("index", i64, (), var("r", rows[0]) * cols[0] + var("c", cols[0])) if arg else None
         return (
             Init("a", reduce_op, work),
             loop("reduce", "r", rows[0], loop("reduce_vector", "c", cols[0], Update("a", value, position))),
