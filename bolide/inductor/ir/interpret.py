@@ -1,6 +1,7 @@
 """The oracle of loop IR: runs a kernel with torch operations, statement by statement.
 
-Loops run in Python; a vector loop without inner loops runs all its iterations at once, each value a tensor over them.
+Loops run in Python; a vector or reduction loop without inner loops runs all its iterations at once, each value a tensor
+over them.
 Sums of floats are kept in float64, so that the result is what any order of summation should be near to.
 """
 
@@ -84,7 +85,7 @@ class _Machine:
     def _loop(self, loop: Loop) -> None:
         extent = int(index_value(loop.axis.extent, self.env))
         flat = all(isinstance(statement, (Store, Update)) for statement in loop.body)
-        at_once = loop.axis.kind in VECTOR_KINDS and flat and extent > 0
+        at_once = loop.axis.kind in (*VECTOR_KINDS, "reduce") and flat and extent > 0
         for position in [torch.arange(extent)] if at_once else range(extent):
             self.env[loop.axis.name] = position
             self.run(loop.body)
