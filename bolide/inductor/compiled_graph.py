@@ -111,7 +111,7 @@ def compile_graph(
     with timed(seconds, "lower"):
         # gradients may be one tensor, as eager's are
         constants: dict[str, torch.Tensor] = {}
-        program = lower(gm, () if info.kind == "backward" else info.visible_outputs, constants)
+        program = lower(gm, () if info.kind == "backward" else info.visible_outputs, constants, machine)
     names = _argument_names(gm)
     static = [names[position] for position in info.static_inputs]
     told = program.size_vars.keys() - _data(gm)

@@ -93,6 +93,33 @@ class Machine:
     #: A loop is split at conditions on its axis into at most so many pieces. (A vector axis only if one fills a
     #: register.)
     most_pieces: int = 4
+    #: Windows of pooling of more places than this are ATen's, as are the gradients of those of which more than so many
+    #: meet in an element, or with elements of more phases: a kernel's code has them all, one after the other.
+    most_window: int = 25
+    most_windows: int = 4
+    most_phases: int = 4
+    #: Convolutions of each channel by itself are kernels, and the gradients of their inputs, for windows of at most so
+    #: many places in planes of at least so many; the weight gradients for windows of at least so many. One thread,
+    #: AMD EPYC (Zen 5), forward and backward in row-major float32: 3×3 on 2×96×32×32 takes 2.2 ms in eager, 0.5 by
+    #: kernels, on 8×32×112×112 27 and 12; with the weight gradient by a kernel 7×7 on 8×96×56×56 takes 80 and 25,
+    #: 5×5 on 2×144×32×32 takes 2.5 and 0.9.
+    most_small_window: int = 9
+    least_plane: int = 1 << 10
+    least_large_window: int = 25
+    #: More tensors than this are joined to one by ATen, one by one: a kernel selects among them at every element.
+    most_joined: int = 8
+    #: Definitions of more nodes are not inlined further, and a loop that is split has at most so many in its pieces:
+    #: compile time grows, and registers run out.
+    most_inlined: int = 400
+    most_split: int = 250
+    #: A group is joined with readers of the same data this many definitions back: what lies between is in the caches.
+    reach: int = 48
+    #: Units change places in time for so many bytes less at their peak.
+    fewest_bytes: int = 1 << 16
+    #: The body of a vector loop is light up to this cost: what waits for itself is then done for more lanes. A loop
+    #: inside it is long from so many iterations on.
+    light: int = 24
+    long: int = 64
     #: The body of a vector loop of more than so many instructions is written once, with a mask in every iteration, not
     #: twice (whole vectors, then the rest). Loops of at most so many instructions all in all are written out.
     twice: int = 30

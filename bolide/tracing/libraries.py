@@ -12,14 +12,14 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from bolide.tracing.policy import policy_of
+
 Library = Literal["aten", "onednn", "packed"]
 """ATen's own choice (MKL, for float32); oneDNN with weights as they are; oneDNN with packed weights."""
 
 GAIN = 0.95
 """A library is chosen before an earlier one in the list if it takes at most this share of its time."""
 REPEATS = 5
-FEWEST = 1 << 18
-"""Products of fewer multiplications are ATen's: what it takes to start a call decides."""
 
 
 class Class(NamedTuple):
@@ -40,6 +40,7 @@ _MOST = 1 << 24  # multiplications of what is measured: larger products are as t
 MEASURED: dict[Class, dict[Library, float]] = {}
 """Seconds by library: what may be kept for other processes of this host."""
 _lock = threading.Lock()
+_CPU = torch.device("cpu")
 
 
 @functools.cache
@@ -69,7 +70,7 @@ def fastest(
     operand may be packed before.
 
     The same answer for the same class of shapes and number of threads in all of a process."""
-    if not takes(dtype) or rows * inner * columns < FEWEST:
+    if not takes(dtype) or rows * inner * columns < policy_of(_CPU).fewest_measured:
         return "aten"
     times = times_of(class_of(dtype, rows, inner, columns)._replace(by_columns=by_columns, threads=_threads()))
     best: Library = "aten"

@@ -35,11 +35,8 @@ from bolide.functorch.partitioners import (
 )
 from bolide.tracing.graph import closure, mapped
 from bolide.tracing.meta import TensorMeta
+from bolide.tracing.policy import policy_of
 from bolide.tracing.traits import NEVER, traits_of
-
-FLOPS_PER_BYTE = 8.0
-"""Arithmetic of a matrix product that takes as long as a byte of memory traffic: some 100 GFLOP/s and 12 GB/s of a
-core."""
 
 _FORMULA_OF = {aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention}
 """Operations that torch has no formula for, by those that do the same."""
@@ -137,7 +134,9 @@ def again(node: fx.Node) -> float:
     if torch.Tag.nondeterministic_seeded in target.tags or not _gives_tensors(node):
         return NEVER
     traffic = node_bytes(node) + sum(map(node_bytes, node.all_input_nodes))
-    return traffic + flops(node) / FLOPS_PER_BYTE
+    value = node.meta["val"]
+    results = [meta for meta in (value if is_tuple(value) else (value,)) if isinstance(meta, TensorMeta)]
+    return traffic + (flops(node) / policy_of(results[0].device).flops_per_byte if results else 0.0)
 
 
 def _gives_tensors(node: fx.Node) -> bool:

@@ -17,15 +17,10 @@ import torch.fx as fx
 from bolide.functorch.graphs import argument_nodes, aten, is_getitem, is_tuple
 from bolide.symbolic import contiguous_strides
 from bolide.tracing import TensorMeta
+from bolide.tracing.policy import policy_of
 from bolide.tracing.rules import infer
 from bolide.tracing.rules.common import is_channels_last
 from bolide.tracing.traits import traits_of
-
-LEAST_RESULTS = 3 << 18
-MOST_WEIGHTS = 1 << 18
-"""A convolution gains if it has at least so many results and at most so many weights, see `_gains`."""
-LEAST_DEPTHWISE = 1 << 14
-"""One of each channel by itself gains from so many results on."""
 
 
 def lay_out_convolutions(graph: fx.Graph) -> fx.Graph:
@@ -57,22 +52,18 @@ def lay_out(graph: fx.Graph, gaining: set[fx.Node], indifferent: Collection[fx.N
 
 
 def _gains(node: fx.Node) -> bool:
-    """Whether a convolution of all channels is faster on a channels_last input, its weight being row-major.
-
-    Measured on AMD EPYC (Zen 5), two threads: ResNet-18 at batch 8, 224×224 takes 101 ms row-major and 83 ms with these
-    bounds, ResNet-50 297 and 241. At batch 2, 128×128, where activations stay below them, changing the order costs 7 %
-    more than it gains. Large weights have to be brought into the new order in every call.
-    """
-    kernel, result = _weight(node).shape, node.meta["val"].shape
-    dense = node.args[8] == 1 and node.meta["val"].dtype is torch.float32
-    return bool(dense and prod(kernel[2:]) > 1 and prod(kernel) <= MOST_WEIGHTS and prod(result) >= LEAST_RESULTS)
+    """Whether a convolution of all channels is faster on a channels_last input, its weight being row-major."""
+    kernel, result = _weight(node).shape, node.meta["val"]
+    policy = policy_of(result.device)
+    dense = node.args[8] == 1 and result.dtype is torch.float32 and prod(kernel[2:]) > 1
+    return bool(dense and prod(kernel) <= policy.most_reordered and prod(result.shape) >= policy.least_convolved)
 
 
 def _gains_by_channel(node: fx.Node) -> bool:
-    """Whether a convolution of each channel by itself is faster on a channels_last input. On AMD EPYC (Zen 5), one
-    thread, 3×3 on 2×96×32×32: 950 µs row-major, 78 µs in channels_last; 7×7 on 8×96×56×56: 11.1 and 3.6 ms."""
-    kernel, result = _weight(node).shape, node.meta["val"].shape
-    return bool(kernel[1] == 1 and node.args[8] != 1 and prod(kernel[2:]) > 1 and prod(result) >= LEAST_DEPTHWISE)
+    """Whether a convolution of each channel by itself is faster on a channels_last input."""
+    kernel, result = _weight(node).shape, node.meta["val"]
+    by_channel = kernel[1] == 1 and node.args[8] != 1 and prod(kernel[2:]) > 1
+    return bool(by_channel and prod(result.shape) >= policy_of(result.device).least_depthwise)
 
 
 def _is_indifferent(node: fx.Node) -> bool:

@@ -30,12 +30,11 @@ from bolide.functorch.passes.norms import Writer
 from bolide.functorch.passes.simplify import remove_dead
 from bolide.symbolic import ShapeEnv, hint_of
 from bolide.tracing import TensorMeta, libraries
+from bolide.tracing.policy import policy_of
 from bolide.tracing.rules.common import is_channels_last
 
 mkldnn = torch.ops.mkldnn
 PACKED = (torch.float32, torch.bfloat16)
-FEWEST_PRODUCTS = 1 << 17
-"""Convolutions of fewer multiplications stay as they are."""
 _WIDE = (torch.float32, torch.float64)
 _NO_EPILOGUE: tuple[object, ...] = ("none", [], "")
 
@@ -120,11 +119,7 @@ def _pack_convolutions(graph: fx.Graph, constant: set[fx.Node]) -> None:
     ResNet-50 at batch 2, 128×128, take 30 ms row-major, 30 ms with packed weights, and 22 ms in channels_last, too.
     Small ones have a loop of their own in ATen; they take the order in which their input comes."""
     movable = [node for node in movable_convolutions(graph, PACKED) if libraries.takes(_meta(node).dtype)]
-    large = {
-        node
-        for node in movable
-        if _multiplications(node) >= FEWEST_PRODUCTS and constant.issuperset(argument_nodes(node.args[1:]))
-    }
+    large = {node for node in movable if _is_large(node) and constant.issuperset(argument_nodes(node.args[1:]))}
     if large:
         lay_out(graph, large, [node for node in movable if node not in large])
     for node in movable:
@@ -141,10 +136,10 @@ def _pack_convolutions(graph: fx.Graph, constant: set[fx.Node]) -> None:
         graph.erase_node(node)
 
 
-def _multiplications(node: fx.Node) -> int:
-    """How many a convolution takes."""
-    kernel = _meta(argument_nodes(node.args)[1])
-    return int(_meta(node).numel * prod(kernel.shape[1:]))
+def _is_large(node: fx.Node) -> bool:
+    """Whether a convolution takes so many multiplications that packed weights pay."""
+    result, kernel = _meta(node), _meta(argument_nodes(node.args)[1])
+    return bool(result.numel * prod(kernel.shape[1:]) >= policy_of(result.device).fewest_packed)
 
 
 def _pack_products(graph: fx.Graph, constant: set[fx.Node], shapes: ShapeEnv | None) -> None:

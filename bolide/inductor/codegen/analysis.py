@@ -14,13 +14,11 @@ from bolide.inductor.codegen.builder import to_float32
 from bolide.inductor.ir.loops import Init, Kernel, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.scalar_ops import DRAWS, SCALAR_OPS
 from bolide.inductor.ir.walks import index_vars, nodes_below, roots_in, statements
+from bolide.inductor.machine import Machine
 
 #: In the names a value depends on, stands for "reads memory".
 READS = "load"
 
-#: A body is light up to this cost: what waits for itself is then done for more lanes. A loop is long from so many
-#: iterations on.
-LIGHT, LONG = 24, 64
 #: Give one of their operands, perhaps with another sign, or a whole number near it: a bfloat16 of bfloat16s.
 EXACT = frozenset(
     ("where", "neg", "abs", "min", "max", "fmin", "fmax", "copysign", "sign", "floor", "ceil", "trunc", "round")
@@ -120,34 +118,36 @@ def cost(body: Sequence[Stmt]) -> int:
     return operations + sum(1 for _ in statements(body))
 
 
-def lanes_for(loop: Loop, vector_bits: int) -> int:
+def lanes_for(loop: Loop, machine: Machine) -> int:
     """Lanes of a vector loop: the register's (of 64 bits if all that is stored or accumulated has them, else of 32, or
     of fewer where narrower elements are only moved), times a few where little work stands between two updates of an
     accumulator (they wait for each other), and no more than a short extent can use."""
     sizes = [s.value.dtype.itemsize for s in statements(loop.body) if isinstance(s, (Store, Update))]
     moves = all(isinstance(s, Store) and s.mode == "set" and s.value.op == "load" for s in loop.body)
-    lanes = vector_bits // (64 if min(sizes, default=4) == 8 else min(32, 8 * max(sizes)) if moves else 32)
+    bits = 64 if min(sizes, default=4) == 8 else min(32, 8 * max(sizes)) if moves else 32
+    lanes = machine.target.vector_bits // bits
     if loop.axis.kind != "scan" and (loop.axis.kind == "reduce_vector" or updated_in(loop.body)):
         work = cost(loop.body)
-        lanes *= 4 if work <= LIGHT // 2 else 2 if work <= LIGHT else 1
+        lanes *= 4 if work <= machine.light // 2 else 2 if work <= machine.light else 1
     limit = loop.axis.extent.bounds()[1]
     while limit is not None and lanes > 1 and lanes // 2 >= limit:
         lanes //= 2
     return lanes
 
 
-def _is_long(loop: Loop) -> bool:
+def _is_long(loop: Loop, least: int) -> bool:
     most = loop.axis.extent.bounds()[1]
-    return loop.axis.kind == "reduce" and (most is None or most >= LONG)
+    return loop.axis.kind == "reduce" and (most is None or most >= least)
 
 
-def strip_lanes(loop: Loop, lanes: int, vector_bits: int) -> int:
+def strip_lanes(loop: Loop, lanes: int, machine: Machine) -> int:
     """Lanes of a vector loop around long reductions that run across memory: more than `lanes`, so that longer runs of
     memory are read, if its accumulators then fill half of the registers (there are 32 of 512 bits, 16 of fewer)."""
-    reductions = [inner for inner in loop.body if isinstance(inner, Loop) and _is_long(inner)]
+    reductions = [inner for inner in loop.body if isinstance(inner, Loop) and _is_long(inner, machine.long)]
     updates = {s.name: s for s in statements(reductions) if isinstance(s, Update)}
-    if loop.axis.kind != "vector" or not updates or cost(loop.body) > LIGHT:
+    if loop.axis.kind != "vector" or not updates or cost(loop.body) > machine.light:
         return lanes
+    vector_bits = machine.target.vector_bits
     bits = sum(max(32, 8 * s.value.dtype.itemsize) + (0 if s.position is None else 32) for s in updates.values())
     strip = vector_bits // 32 * vector_bits // bits
     strip = 1 << strip.bit_length() - 1

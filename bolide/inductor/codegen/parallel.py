@@ -88,7 +88,7 @@ def entry(kernel: Kernel, name: str, regions: Sequence[Region], machine: Machine
         work = _elements(region.body, frozenset(kernel.sizes)) * (1 + cost(region.body) // 8) * points
         total = values.scalar(points)
         if region.vector is not None:
-            total = values.scalar(region.vector.axis.extent.ceildiv(lanes_for(region.vector, target.vector_bits)))
+            total = values.scalar(region.vector.axis.extent.ceildiv(lanes_for(region.vector, machine)))
         if not region.is_spread or (work.bounds()[1] or 2 * grain) < 2 * grain:
             _call(b, region.name, total)
         else:

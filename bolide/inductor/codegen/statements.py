@@ -198,7 +198,7 @@ class _RegionWriter:
 
     def lanes(self, loop: Loop) -> int:
         if id(loop) not in self._lanes:
-            self._lanes[id(loop)] = lanes_for(loop, self.target.vector_bits)
+            self._lanes[id(loop)] = lanes_for(loop, self.machine)
         return self._lanes[id(loop)]
 
     def hoist(self, body: Sequence[Stmt], changing: frozenset[str]) -> None:
@@ -276,7 +276,7 @@ class _RegionWriter:
         if lanes == 1:
             self._serial(loop, start, stop)
             return
-        strip = strip_lanes(loop, lanes, self.target.vector_bits)
+        strip = strip_lanes(loop, lanes, self.machine)
         if strip > lanes:
             self._strips(loop, start, stop, whole, strip)
         else:

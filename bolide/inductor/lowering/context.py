@@ -42,6 +42,7 @@ from bolide.inductor.lowering.values import (
     same_layout,
     strided,
 )
+from bolide.inductor.machine import Machine, host_machine
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta
 from bolide.tracing.called.branches import branch, placeholders, repeat
@@ -70,10 +71,10 @@ _BY_INDEX = {
 
 class Lowering:
     """One graph being lowered. Lowering functions get it as `ctx`; `node` is the FX node they lower; `constants` are
-    those of this graph and of the ones around it, by the names of their buffers."""
+    those of this graph and of the ones around it, by the names of their buffers; `machine` is asked what pays."""
 
-    def __init__(self, constants: dict[str, torch.Tensor]) -> None:
-        self.constants = constants
+    def __init__(self, constants: dict[str, torch.Tensor], machine: Machine) -> None:
+        self.constants, self.machine = constants, machine
         self.inputs: list[Input] = []
         self.definitions: list[Definition] = []
         self.values: dict[torch.fx.Node, Any] = {}
@@ -526,7 +527,10 @@ def _of_programs(
 
 
 def lower(
-    gm: torch.fx.GraphModule, fresh: Collection[int] = (), constants: dict[str, torch.Tensor] | None = None
+    gm: torch.fx.GraphModule,
+    fresh: Collection[int] = (),
+    constants: dict[str, torch.Tensor] | None = None,
+    machine: Machine | None = None,
 ) -> Program:
     """The definitions of a functional ATen graph. Every result gets exactly the strides of its ``meta["val"]``: a
     caller sees them, or another graph was traced with them.
@@ -535,8 +539,9 @@ def lower(
         gm: as the contract of a graph in docs/inductor.md says; every node has ``meta["val"]``.
         fresh: the places of results that must be memory of their own, whatever operation made them.
         constants: those of the graphs around this one, by the names of their buffers; its own are added.
+        machine: what the program is for; this one, if none is given.
     """
-    ctx = Lowering({} if constants is None else constants)
+    ctx = Lowering({} if constants is None else constants, machine or host_machine())
     ctx.updates = {node for write in gm.graph.nodes if write.target is COPY_ for node in updates_of(write)}
     size_vars: dict[str, int] = {}
     results: list[Any] = []

@@ -17,15 +17,11 @@ from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.shapes import whole_factors, within
 from bolide.inductor.lowering.values import Coords, Reader, TensorValue, same_layout
 from bolide.inductor.lowering.views import reshape
+from bolide.inductor.machine import Machine
 from bolide.symbolic import Expr, contiguous_strides
 from bolide.tracing import TensorMeta
 
 aten = torch.ops.aten
-
-_MOST = 25  # larger windows are ATen's
-_MOST_WINDOWS = 4  # where more meet in an element, their gradients are ATen's
-_MOST_PHASES = 4  # with more, too
-
 
 Pair = tuple[int, int]
 
@@ -43,23 +39,26 @@ class _Window(NamedTuple):
 
     @staticmethod
     def of(
-        x: TensorValue, kernel_size: int | Sequence[int], stride: int | Sequence[int], padding: int | Sequence[int]
+        ctx: Lowering,
+        x: TensorValue,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int],
+        padding: int | Sequence[int],
     ) -> _Window | None:
         """None: this is ATen's."""
         kernel = _pair(kernel_size)
-        small = all(isinstance(size, int) for size in kernel) and kernel[0] * kernel[1] <= _MOST
+        small = all(isinstance(size, int) for size in kernel) and kernel[0] * kernel[1] <= ctx.machine.most_window
         step = _pair(stride) if stride else kernel
         return _Window(kernel, step, _pair(padding)) if small and sc.is_float(x.dtype) else None
 
-    @property
-    def overlaps_little(self) -> bool:
+    def overlaps_little(self, machine: Machine) -> bool:
         """Whether few windows are known to meet in an element, and elements to be of few phases."""
         if not all(isinstance(number, int) for number in (*self.stride, *self.padding)):
             return False
         if min(*self.kernel, *self.stride) < 1:  # eager refuses them
             return False
         met = prod(-(-k // s) for k, s in zip(self.kernel, self.stride))
-        return met <= _MOST_WINDOWS and prod(self.stride) <= _MOST_PHASES
+        return met <= machine.most_windows and prod(self.stride) <= machine.most_phases
 
     def around(self, dim: int, phase: int) -> list[int]:
         """The windows, less i, that the element at stride · i + phase is in, ascending (eager adds in that order)."""
@@ -94,7 +93,7 @@ def max_pool2d_with_indices(
     ceil_mode: bool = False,
 ) -> object:
     """(maxima, their positions in the plane). A NaN wins, the last one if there are several."""
-    window = _Window.of(x, kernel_size, stride, padding)
+    window = _Window.of(ctx, x, kernel_size, stride, padding)
     if window is None or _pair(dilation) != (1, 1):
         return EXTERN
 
@@ -124,7 +123,7 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> object:
-    window = _Window.of(x, kernel_size, stride, padding)
+    window = _Window.of(ctx, x, kernel_size, stride, padding)
     plain = not ceil_mode and (_pair(padding) == (0, 0) or count_include_pad)  # the divisor is the same everywhere
     if window is None or not plain:
         return EXTERN
@@ -189,8 +188,8 @@ def max_pool2d_with_indices_backward(
     indices: TensorValue,
 ) -> object:
     """Of 16-bit floats, of which ATen's scatter takes one and a half times as long; it is faster with float32."""
-    window = _Window.of(x, kernel_size, stride, padding)
-    if window is None or not window.overlaps_little or _pair(dilation) != (1, 1):
+    window = _Window.of(ctx, x, kernel_size, stride, padding)
+    if window is None or not window.overlaps_little(ctx.machine) or _pair(dilation) != (1, 1):
         return EXTERN
     if sc.compute_dtype(x.dtype) is x.dtype:
         return EXTERN
@@ -216,9 +215,9 @@ def avg_pool2d_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> object:
-    window = _Window.of(x, kernel_size, stride, padding)
+    window = _Window.of(ctx, x, kernel_size, stride, padding)
     plain = not ceil_mode and (_pair(padding) == (0, 0) or count_include_pad)
-    if window is None or not window.overlaps_little or not plain:
+    if window is None or not window.overlaps_little(ctx.machine) or not plain:
         return EXTERN
     divisor = divisor_override or window.kernel[0] * window.kernel[1]
 
@@ -269,11 +268,6 @@ def adaptive_avg_pool2d_backward(ctx: Lowering, grad: TensorValue, x: TensorValu
 
 # ---- convolutions of each channel by itself -------------------------------------------------------------------------
 
-_LEAST_PLANE, _MOST_SMALL, _LEAST_LARGE = 1 << 10, 9, 25
-"""Which are ours, by the places of a plane and those of a window. Measured on AMD EPYC (Zen 5), one thread, forward and
-backward in row-major float32: 3×3 on 2×96×32×32 2.2 ms in eager, 0.5 by kernels, on 8×32×112×112 27 and 12; with the
-weight gradient by a kernel 7×7 on 8×96×56×56 80 and 25 ms, 5×5 on 2×144×32×32 2.5 and 0.9. ATen does the rest."""
-
 
 def _by_channel(
     x: TensorValue, weight: TensorValue, stride: Sequence[int], padding: Sequence[int], plain: bool
@@ -294,9 +288,8 @@ def _is_small(ctx: Lowering, window: _Window, x: TensorValue) -> bool:
     assert isinstance(source, torch.fx.Node)
     meta: TensorMeta = source.meta["val"]
     plain = x.dtype is torch.float32 and window.stride == (1, 1) and meta.stride == contiguous_strides(meta.shape)
-    return (
-        plain and window.kernel[0] * window.kernel[1] <= _MOST_SMALL and meta.shape[2] * meta.shape[3] >= _LEAST_PLANE
-    )
+    small = prod(window.kernel) <= ctx.machine.most_small_window
+    return plain and small and prod(meta.shape[2:]) >= ctx.machine.least_plane
 
 
 def _weighted(ctx: Lowering, x: TensorValue, weight: TensorValue, window: _Window, turned: bool) -> Reader:
@@ -363,7 +356,7 @@ def convolution_backward(
     if window is None or grad.is_empty:
         return EXTERN
     small = wanted[0] and _is_small(ctx, window, x)
-    large = wanted[1] and window.kernel[0] * window.kernel[1] >= _LEAST_LARGE
+    large = wanted[1] and prod(window.kernel) >= ctx.machine.least_large_window
     if not (small or large):
         return EXTERN
     left = (wanted[0] and not small, wanted[1] and not large, wanted[2] and not large)

@@ -26,8 +26,6 @@ from bolide.tracing.traits import traits_of
 
 aten = torch.ops.aten
 
-_FEW = 8  # more pieces than this are cheaper copied one by one (ATen) than selected among at every element
-
 
 def holds(cond: Cond) -> Node:
     """A condition on index expressions as a bool scalar."""
@@ -70,7 +68,7 @@ def cat(ctx: Lowering, tensors: Sequence[TensorValue], dim: int = 0) -> object:
     shape, dtype = ctx.out
     # ATen skips empty 1-d tensors
     parts = [part for part in tensors if len(part.shape) == len(shape) and part.shape[dim] is not ZERO]
-    if len(parts) > _FEW:
+    if len(parts) > ctx.machine.most_joined:
         return EXTERN
     if not parts:
         return ctx.compute(shape, dtype, lambda coords: sc.const(0, dtype))
@@ -79,7 +77,7 @@ def cat(ctx: Lowering, tensors: Sequence[TensorValue], dim: int = 0) -> object:
 
 @lowering(aten.stack.default)
 def stack(ctx: Lowering, tensors: Sequence[TensorValue], dim: int = 0) -> object:
-    if len(tensors) > _FEW:
+    if len(tensors) > ctx.machine.most_joined:
         return EXTERN
     dim %= len(ctx.out[0])
     parts = [reshape(part, (*part.shape[:dim], ONE, *part.shape[dim:])) for part in tensors]

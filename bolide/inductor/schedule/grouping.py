@@ -25,7 +25,6 @@ from bolide.inductor.schedule.stages import (
 )
 from bolide.tracing.numbers.data import require
 
-REACH = 48  # a group is joined with readers of the same data this many definitions back
 MOST_STEPS = 1 << 10  # edges that are followed from either of two groups before they count as too far from each other
 
 
@@ -114,7 +113,8 @@ def _join_with_earlier(graph: _Graph, index: int) -> None:
     vertices = graph.vertices
     names = vertices[index].reads
     producers = {graph.found(graph.maker[name]) for name in names if name in graph.maker}
-    siblings = [i for i in range(max(0, index - REACH + 1), index) if not names.isdisjoint(vertices[i].reads)]
+    near = range(max(0, index - graph.ctx.machine.reach + 1), index)
+    siblings = [i for i in near if not names.isdisjoint(vertices[i].reads)]
     current = index
     for candidate in (*sorted(producers, reverse=True), *(i for i in reversed(siblings) if i not in producers)):
         vertex, mine = vertices[candidate], vertices[current]

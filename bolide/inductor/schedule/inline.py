@@ -41,7 +41,6 @@ from bolide.symbolic import Expr
 #: (producer, coordinates, their operands) -> value
 Inlined = dict[tuple[str, tuple[Expr, ...], tuple[Node, ...]], Node]
 
-MOST_NODES = 400  # larger definitions are not inlined further: compile time grows, registers run out
 ROUNDS = 3  # a reader that is itself inlined leaves fewer readers behind
 
 
@@ -101,7 +100,7 @@ def _worth(definition: Computed, readers: list[Definition], machine: Machine) ->
         return False
     ops = [node.op for node in nodes_below((definition.value,))]
     work, loads = sum([SCALAR_OPS[op].work for op in ops]), ops.count("load")
-    if len(ops) > MOST_NODES:
+    if len(ops) > machine.most_inlined:
         return False
     points = [_points(reader, definition.name) for reader in readers]
     if any(indirect for _, indirect in points) and not _indirect_allowed(definition):

@@ -16,7 +16,6 @@ from bolide.symbolic import Expr
 
 FAR = 1 << 60  # the stride of a symbolic or irregular access, for sorting
 ONE_THREAD = 1 << 60  # a grain that no work reaches
-MOST_NODES = 250  # the pieces of a loop that is split have at most so many nodes: compile time grows
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +232,7 @@ def _splits(axes: Sequence[Axis], roots: list[Node], machine: Machine, found: di
         nodes = list(nodes_below(roots))
         pieces = pieces_of(axis, nodes)
         longest = max(length for _, length in pieces)
-        fits = 1 < len(pieces) <= machine.most_pieces and len(pieces) * len(nodes) <= MOST_NODES
+        fits = 1 < len(pieces) <= machine.most_pieces and len(pieces) * len(nodes) <= machine.most_split
         if fits and (axis.kind != "vector" or longest >= machine.lanes):
             found.setdefault(axis.name, set()).update(start for start, _ in pieces[1:])
             for piece in pieces:

@@ -15,8 +15,6 @@ from bolide.inductor.runtime.externs import WRITING
 from bolide.inductor.schedule.stages import Buffer, Group, Scheduling, Unit, unit_reads, unit_writes
 from bolide.tracing.traits import traits_of
 
-#: Gains below this many bytes are not worth another order.
-FEWEST_BYTES = 1 << 16
 ROUNDS = 3
 
 
@@ -36,12 +34,13 @@ def order_for_memory(units: list[Unit], ctx: Scheduling, kept: Collection[str]) 
     known = {name: _bytes(buffer) for name, buffer in ctx.buffers.items()}
     held = {*kept, *viewed(ctx.results)}
     items = [(unit, _uses(unit, known)) for unit in units]
+    least = ctx.machine.fewest_bytes
     for _ in range(ROUNDS):
         readers = {name: i for i, (_, uses) in enumerate(items) for name in uses.reads}  # the last ones
         changed = False
         for i in range(len(items) - 1):
             first, second = items[i][1], items[i + 1][1]
-            if _independent(first, second) and _gain(first, second, i, readers, held, known) >= FEWEST_BYTES:
+            if _independent(first, second) and _gain(first, second, i, readers, held, known) >= least:
                 items[i], items[i + 1] = items[i + 1], items[i]
                 for name in first.reads | second.reads:
                     if readers[name] in (i, i + 1):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import bolide
-from bolide.functorch.passes import attention
 from bolide.inductor.plan import Call
 from bolide.support import events
+from bolide.tracing.policy import POLICIES
 
 INF = math.inf
 
@@ -20,8 +21,7 @@ INF = math.inf
 @pytest.fixture(autouse=True)
 def small_too(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small sizes are tested: they take the way of large ones."""
-    monkeypatch.setattr(attention, "LEAST_SCORES", 1)
-    monkeypatch.setattr(attention, "LEAST_LENGTH", 2)
+    monkeypatch.setitem(POLICIES, "cpu", replace(POLICIES["cpu"], least_scores=1, least_length=2))
     monkeypatch.setattr(bolide.dynamo.config, "suppress_errors", False)
     with torch.no_grad():
         yield

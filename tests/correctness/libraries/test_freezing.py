@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import bolide
-from bolide.functorch.passes import freezing
 from bolide.inductor import CompiledGraph
 from bolide.inductor.plan import Call
 from bolide.support import events
 from bolide.tracing import libraries
+from bolide.tracing.policy import POLICIES
 
 FROZEN = {"freezing": True}
 
@@ -54,7 +55,7 @@ class Net(nn.Module):
 @pytest.fixture(autouse=True)
 def everything_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small sizes are tested: they take the way of large ones."""
-    monkeypatch.setattr(freezing, "FEWEST_PRODUCTS", 1)
+    monkeypatch.setitem(POLICIES, "cpu", replace(POLICIES["cpu"], fewest_packed=1))
     monkeypatch.setattr(libraries, "fastest", lambda *_, packed=False, by_columns=False: "packed" if packed else "aten")
     monkeypatch.setattr(bolide.dynamo.config, "suppress_errors", False)
     with torch.no_grad():

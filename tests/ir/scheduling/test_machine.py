@@ -87,6 +87,30 @@ def test_loops_that_are_written_out():
     assert loops[0] > loops[1]
 
 
+def test_what_lowering_leaves_to_aten():
+    def pooled(x):
+        return torch.nn.functional.max_pool2d(x, 3, 2)
+
+    def joined(x):
+        return torch.cat([x, x + 1, x * 2])
+
+    x = torch.randn(2, 3, 20, 20)
+    assert kernels_on(HOST, pooled, x) and kernels_on(HOST, joined, x)
+    assert not kernels_on(replace(HOST, most_window=8), pooled, x)
+    apart = kernels_on(replace(HOST, most_joined=2), joined, x)
+    assert "cat" not in {origin for kernel in apart for origin in kernel.origins}
+
+
+def test_how_large_code_may_become():
+    def program(x):
+        y = x * 2 + 1
+        return y[:, ::2] - y[:, 1::2]
+
+    x = torch.randn(16, 64)
+    assert len(kernels_on(HOST, program, x)) == 1
+    assert len(kernels_on(replace(HOST, most_inlined=1), program, x)) == 2
+
+
 def test_the_host():
     assert HOST.threads == torch.get_num_threads()
     assert list(HOST.caches) == sorted(HOST.caches) and HOST.longest_row * 4 <= HOST.caches[0]
