@@ -79,7 +79,7 @@ def load(text: str, exports: Sequence[str], cpu: str, features: str) -> Library:
     import llvmlite.binding as llvm
 
     with compiling:
-        code = _object(with_stand_ins(text), cpu, features)
+        code = emit(text, cpu, features)
         builder = llvm.JITLibraryBuilder()
         for name in code.imports:
             address = symbol_address(name)
@@ -93,10 +93,11 @@ def load(text: str, exports: Sequence[str], cpu: str, features: str) -> Library:
         return Library(tracker, jit, {name: tracker[name] for name in exports})
 
 
-def _object(text: str, cpu: str, features: str) -> artifacts.Object:
-    """The machine code of a module, generated unless it is known."""
+def emit(text: str, cpu: str, features: str) -> artifacts.Object:
+    """The machine code of a module as an object file, generated unless it is known."""
     import llvmlite.binding as llvm
 
+    text = with_stand_ins(text)
     version = ".".join(map(str, llvm.llvm_version_info))
     key = artifacts.key_of(text, llvm.get_default_triple(), cpu, features, version)
     code = artifacts.find(key)

@@ -15,7 +15,7 @@ from bolide.support.native.translate import translate, word
 
 
 def compiled(function: Callable[..., int]) -> Callable[..., int]:
-    text = translate(textwrap.dedent(inspect.getsource(function)), function.__name__, {}, {})
+    text = translate((textwrap.dedent(inspect.getsource(function)),), (function.__name__,), {}, {})
     library = load(text, (function.__name__,), "", "")
     kinds = [ctypes.c_int64] * function.__code__.co_argcount
     native = ctypes.CFUNCTYPE(ctypes.c_int64, *kinds)(library.addresses[function.__name__])

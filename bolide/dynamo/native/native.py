@@ -30,7 +30,7 @@ def method(layout: Layout) -> Method:
 def text(layout: Layout) -> str:
     """The machine code of all checks in LLVM's language."""
     constants = {**vars(machine_code), "layout": layout}
-    return translate(inspect.getsource(machine_code), "check", machine_code.EXTERNALS, constants)
+    return translate((inspect.getsource(machine_code),), ("check",), machine_code.EXTERNALS, constants)
 
 
 def thread_state(layout: Layout) -> tuple[int, int, int, int]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import NamedTuple
 
 # ---- what the functions call: it is never run in Python --------------------------------------------------------------
@@ -60,6 +60,11 @@ def quotient(dividend: int, divisor: int) -> int:
     raise NotImplementedError
 
 
+def text(content: str) -> int:
+    """The address of a text, which a zero byte ends."""
+    raise NotImplementedError
+
+
 def call(name: str, *values: int) -> int:
     """What a function in C answers, of those that the translator was given."""
     raise NotImplementedError
@@ -69,7 +74,8 @@ def call(name: str, *values: int) -> int:
 
 
 class External(NamedTuple):
-    """A function in C: LLVM's types of its result and its parameters."""
+    """A function in C: LLVM's types of its result and its parameters, of which the last is ``...`` if words may
+    follow."""
 
     result: str
     symbol: str
@@ -107,21 +113,30 @@ _OPERATORS: dict[type[ast.operator], tuple[str, Callable[[int, int], int]]] = {
 }
 _COMPARISONS: dict[type[ast.cmpop], str] = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "slt", ast.GtE: "sge"}
 _TO_WORD = {"ptr": "ptrtoint", "i32": "sext", "i16": "zext", "i8": "zext"}
-_FROM_WORD = {"ptr": "inttoptr", "i32": "trunc"}
+_FROM_WORD = {"ptr": "inttoptr", "i32": "trunc", "double": "bitcast"}
 
 
-def translate(source: str, export: str, externals: Mapping[str, External], constants: Mapping[str, object]) -> str:
-    """The text of a module in LLVM's language, in which only the function `export` can be seen from outside.
+def translate(
+    sources: Iterable[str], exports: Container[str], externals: Mapping[str, External], constants: Mapping[str, object]
+) -> str:
+    """The text of a module in LLVM's language, in which only the functions `exports` can be seen from outside.
 
-    source: of a Python module, whose functions are translated; constants: what its names stand for, of which attributes
-    are read.
+    sources: of Python modules, whose functions are translated; of functions of one name the last. constants: what names
+    stand for, of which attributes are read.
     """
-    functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    nodes = [node for source in sources for node in ast.parse(source).body]
+    functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
     declared = [f"declare {e.result} @{e.symbol}({', '.join(e.parameters)})" for e in externals.values()]
     defined = [_Function(node, functions, externals, constants) for node in functions.values()]
     return "\n\n".join(
-        [*declared, *(function.text("" if function.name == export else "internal ") for function in defined)]
+        [*declared, *(function.text("" if function.name in exports else "internal ") for function in defined)]
     )
+
+
+def bytes_text(content: bytes) -> str:
+    """Bytes as LLVM writes an array of them, with its type."""
+    digits = "".join([f"\\{byte:02x}" for byte in content])
+    return f'[{len(content)} x i8] c"{digits}"'
 
 
 def _type(annotation: ast.expr | None) -> str:
@@ -150,13 +165,15 @@ class _Function:
         self.names = 0
         self.edges: dict[str, list[tuple[str, Variables]]] = defaultdict(list)  # by where they lead
         self.outs: list[str] = []  # where ``break`` leads
+        self.texts: list[str] = []
         self.block = "entry"  # "" behind a return
         self.body(tree.body)
 
     def text(self, linkage: str) -> str:
         """The whole function."""
         parameters = ", ".join(map(str, self.parameters))
-        return "\n".join([f"define {linkage}{self.result} @{self.name}({parameters}) {{", "entry:", *self.lines, "}"])
+        head = f"define {linkage}{self.result} @{self.name}({parameters}) {{"
+        return "\n".join([*self.texts, head, "entry:", *self.lines, "}"])
 
     # ---- lines and blocks --------------------------------------------------------------------------------------------
 
@@ -326,6 +343,8 @@ class _Function:
                 return self.value(value.type, f"select {condition}, {value}, {self.expression(other)}")
             case ast.Call(ast.Name("call"), [ast.Constant(str(name)), *args]):
                 return self.external(self.externals[name], [self.expression(arg) for arg in args])
+            case ast.Call(ast.Name("text"), [ast.Constant(str(content))]):
+                return self.constant_text(content)
             case ast.Call(ast.Name(name), args):
                 values = [self.expression(arg) for arg in args]
                 if name in _BUILTIN:
@@ -337,14 +356,24 @@ class _Function:
     def external(self, function: External, values: Iterable[Value]) -> Value:
         """A call of a function in C: words become its types, and its answer a word."""
         args = []
-        for kind, value in zip(function.parameters, values, strict=True):
+        kinds, values = function.parameters, [*values]
+        called = function.result
+        if kinds and kinds[-1] == "...":
+            called = f"{called} ({', '.join(kinds)})"
+            kinds = (*kinds[:-1], *["i64"] * (len(values) - len(kinds) + 1))
+        for kind, value in zip(kinds, values, strict=True):
             args.append(value if kind == "i64" else self.value(kind, f"{_FROM_WORD[kind]} {value} to {kind}"))
-        text = f"call {function.result} @{function.symbol}({', '.join(map(str, args))})"
+        text = f"call {called} @{function.symbol}({', '.join(map(str, args))})"
         if function.result == "void":
             self.line(text)
             return Value("i64", "0")
         answer = self.value(function.result, text)
         return answer if answer.type == "i64" else self.value("i64", f"{_TO_WORD[answer.type]} {answer} to i64")
+
+    def constant_text(self, content: str) -> Value:
+        name = f"@{self.name}.text{len(self.texts)}"
+        self.texts.append(f"{name} = private unnamed_addr constant {bytes_text(content.encode() + bytes(1))}")
+        return self.value("i64", f"ptrtoint ptr {name} to i64")
 
     def address(self, base: Value, offset: Value) -> Value:
         if offset.text != "0":

@@ -46,8 +46,9 @@ from bolide.inductor.runtime.results import tied_views
 from bolide.symbolic import Expr, as_expr, contiguous_strides
 from bolide.symbolic.sizes import product
 
-InPython = Callable[[Step, Sequence[str], Sequence[str]], Callable[..., object]]
-"""Makes a step of a block a function of Python's, of these tensors and words; it gives a tuple of all results."""
+InPython = Callable[[Step, Sequence[str], Sequence[str]], object]
+"""Makes a step of a block a function of Python's, of these tensors and words; it gives a tuple of all results. Where
+there is no Python it makes the text of `PythonStep`."""
 
 
 _RELATIONS = {"==": ops.EQUAL, "!=": ops.UNEQUAL, ">=": ops.AT_LEAST}
@@ -327,7 +328,7 @@ class _Assembler:
             return [self.address_of(single)]
         if single[0] == ops.WORD:
             return [(ops.PLACE, single[1])]
-        return [self.writer.data(struct.pack("q", single[1]))]
+        return [(ops.LITERAL, self.writer.table([single[1]]))]
 
     def list_operand(self, kind: Kind, value: Value) -> list[Operand]:
         if value is None:
@@ -351,7 +352,7 @@ class _Assembler:
     def address_of(self, address: Operand) -> Operand:
         """The address of an address."""
         if address[0] == ops.LITERAL:
-            return self.writer.data(struct.pack("q", address[1]))
+            return ops.LITERAL, self.writer.table([address[1]])
         raise _NoShim
 
     def number(self, base: str, value: Value) -> Operand:
@@ -394,11 +395,28 @@ def assemble(
         writer.slot(constant.name, id(constants[constant.name]) + offset)
         writer.owned.append(constants[constant.name])
     borrowed = len(writer.handles)
+    shims.thunks.require(shims_of(plan))
+    write_steps(plan, kernels, python_for, writer, places)
+    return writer.finish(fallback, inputs, [_result(writer, value) for value in plan.results], borrowed, offset)
+
+
+def shims_of(plan: Plan) -> list[shims.Shim]:
+    """The functions in C that a plan may call."""
     calls = [step for step in all_steps(plan.steps) if isinstance(step, Call)]
     needed = [shim for step in calls if (shim := shims.shim_of(overload_of(step.operator))) is not None]
-    shims.thunks.require([*shims.ALWAYS, *needed])
-    _Assembler(plan.block, kernels, python_for, writer, places, plan.constants).all()
-    return writer.finish(fallback, inputs, [_result(writer, value) for value in plan.results], borrowed, offset)
+    return [*shims.ALWAYS, *needed]
+
+
+def write_steps(
+    plan: Plan,
+    kernels: Sequence[int],
+    python_for: Callable[[Block], InPython],
+    writer: Writer,
+    inputs: Mapping[str, int],
+) -> None:
+    """Writes the steps of a plan whose inputs and constants have slots. `inputs`: the places of those that are objects
+    of Python's."""
+    _Assembler(plan.block, kernels, python_for, writer, inputs, plan.constants).all()
 
 
 def _is_reshaped(base: TensorType, view: View) -> bool:

@@ -12,17 +12,20 @@ import torch
 from bolide.inductor.plan import Block, Plan, Step
 from bolide.inductor.runtime.driver import Binding, Run, build_step, facts_of
 from bolide.inductor.runtime.kernels import CompiledKernel
-from bolide.inductor.runtime.native import instructions, runner, shims
+from bolide.inductor.runtime.native import in_process, instructions, runner, shims
 from bolide.inductor.runtime.native.assemble import InPython, assemble
 from bolide.support.engine import Method, load
 from bolide.support.native.translate import translate
 from bolide.support.symbols import symbol_address
 
+_EXTERNALS = {**runner.EXTERNALS, **in_process.EXTERNALS}
+
 
 @functools.cache
 def _method() -> Method:
     """The machine code of all native drivers, which lives as long as the process."""
-    text = translate(inspect.getsource(runner), "run", runner.EXTERNALS, {"ops": instructions})
+    sources = [inspect.getsource(module) for module in (runner, in_process)]
+    text = translate(sources, ("run",), _EXTERNALS, {"ops": instructions})
     return Method("run_plan", load(text, ("run",), "", ""), "run")
 
 
@@ -30,7 +33,7 @@ def _method() -> Method:
 def handle_offset() -> int | None:
     """Where an object of Python's that is a tensor has the address of its TensorImpl, in bytes: that place is the
     ``at::Tensor`` that functions in C take. None where it is not found, or torch has not the functions."""
-    needed = [external.symbol for external in runner.EXTERNALS.values()] + [shim.symbol for shim in shims.ALWAYS]
+    needed = [external.symbol for external in _EXTERNALS.values()] + [shim.symbol for shim in shims.ALWAYS]
     if not all(symbol_address(symbol) for symbol in needed):
         return None
     offsets: set[int] = set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import ctypes
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,9 +42,10 @@ class Program:
 @dataclass(slots=True)
 class PythonStep:
     """A step in Python: the function, its arguments, its results; `behind`: the instruction that follows it; `place`:
-    its number among the program's steps, once it is one of them."""
+    its number among the program's steps, once it is one of them. Where there is no Python, `function` is the text that
+    tells what has failed."""
 
-    function: Callable[..., object]
+    function: object
     arguments: list[Operand]
     results: list[Operand]
     behind: int = -1
@@ -54,7 +54,8 @@ class PythonStep:
 
 @dataclass(slots=True)
 class Writer:
-    """A program that is being written. Slots and words go by the names that the plan gives tensors and integers."""
+    """A program that is being written, for this process. Slots and words go by the names that the plan gives tensors
+    and integers."""
 
     code: list[int] = field(default_factory=list)
     frame: list[int] = field(default_factory=list)  # first values
@@ -135,7 +136,7 @@ class Writer:
             return NOTHING
         if exprs not in self._arrays:
             if all(expr.is_const for expr in exprs):
-                found = self.data(struct.pack(f"{len(exprs)}q", *[expr.value for expr in exprs]))
+                found = ops.LITERAL, self.table([expr.value for expr in exprs])
             else:
                 values, zero = [self.word(expr) for expr in exprs], self.word(Expr.const(0))
                 first = self.place(len(values))
@@ -150,6 +151,16 @@ class Writer:
         buffer = ctypes.create_string_buffer(content)
         self.owned.append(buffer)
         return ops.LITERAL, ctypes.addressof(buffer)
+
+    def table(self, values: Sequence[int]) -> int:
+        """The address of words, which live as long as the program."""
+        table = array.array("q", values)
+        self.owned.append(table)
+        return table.buffer_info()[0]
+
+    def thunk(self, shim: Shim) -> int:
+        """The address of the thunk of a function in C."""
+        return thunks.addresses[shim]
 
     # ---- instructions ------------------------------------------------------------------------------------------------
 
@@ -169,14 +180,14 @@ class Writer:
         """Runs the kernel at an address."""
         self.natively()
         self.longest = max(self.longest, len(operands))
-        self.code += (ops.LAUNCH, kernel, len(operands), *_flat(operands))
+        self.code += (ops.LAUNCH, kernel, len(operands), *flat(operands))
 
     def call(self, shim: Shim, operands: Sequence[Operand], otherwise: PythonStep) -> None:
         """Calls a function in C; `otherwise` is done if it answers an error."""
         assert len(operands) == len(shim.parameters), (shim, operands)
         self.natively()
         self.longest = max(self.longest, len(operands))
-        self.code += (ops.CALL, thunks.addresses[shim], self._reference(otherwise, 2), len(operands), *_flat(operands))
+        self.code += (ops.CALL, self.thunk(shim), self._reference(otherwise, 2), len(operands), *flat(operands))
 
     def check(self, slot: int, dtype: int, sizes: Operand, strides: Operand, dims: int, otherwise: PythonStep) -> None:
         """`otherwise` is done if a tensor is not like this."""
@@ -304,26 +315,22 @@ class Writer:
             self.owned.append(step.function)
             self.code.append(offset)
             places.append(len(self.code))
-            head = (id(step.function), step.behind, len(step.arguments), *_flat(step.arguments))
-            self.code += (*head, len(step.results), *_flat(step.results))
+            head = (id(step.function), step.behind, len(step.arguments), *flat(step.arguments))
+            self.code += (*head, len(step.results), *flat(step.results))
         for at, place in self.references:
             self.code[at] = places[place]
         control = [0] * ops.CONTROL_WORDS
         control[ops.FALLBACK] = id(fallback)
-        control[ops.INPUTS], control[ops.INPUT_TABLE] = len(inputs), self._table(_flat(inputs))
-        control[ops.SLOTS], control[ops.SLOT_TABLE] = len(self.handles), self._table(self.handles)
-        control[ops.FRAME], control[ops.FRAME_TABLE] = len(self.frame), self._table(self.frame)
-        control[ops.RESULTS], control[ops.RESULT_TABLE] = len(results), self._table(_flat(results))
-        control[ops.BORROWED], control[ops.CODE] = borrowed, self._table(self.code)
+        control[ops.INPUTS], control[ops.INPUT_TABLE] = len(inputs), self.table(flat(inputs))
+        control[ops.SLOTS], control[ops.SLOT_TABLE] = len(self.handles), self.table(self.handles)
+        control[ops.FRAME], control[ops.FRAME_TABLE] = len(self.frame), self.table(self.frame)
+        control[ops.RESULTS], control[ops.RESULT_TABLE] = len(results), self.table(flat(results))
+        control[ops.BORROWED], control[ops.CODE] = borrowed, self.table(self.code)
         control[ops.TENSOR], control[ops.LONGEST] = offset, self.longest
         control[ops.CLASSES : ops.CLASSES + 2] = [id(torch.Tensor), id(torch.nn.Parameter)]
         return Program(array.array("q", control), [fallback, *self.owned])
 
-    def _table(self, values: Sequence[int]) -> int:
-        table = array.array("q", values)
-        self.owned.append(table)
-        return table.buffer_info()[0]
 
-
-def _flat(operands: Sequence[Operand]) -> list[int]:
+def flat(operands: Sequence[Operand]) -> list[int]:
+    """Operands as words."""
     return [part for operand in operands for part in operand]
