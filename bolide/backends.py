@@ -29,6 +29,7 @@ from bolide.support.errors import BolideWarning, CompileError, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.support.locks import compiling
 from bolide.tracing import TensorMeta, modes
+from bolide.tracing.called.branches import branch, repeat
 from bolide.tracing.described import describe, example
 
 Partition = Literal["default", "min_cut"]
@@ -236,6 +237,10 @@ def _foreign_graph(
     compiler_fn: CompilerFn, options: Mapping[str, object], name: str, graph: fx.GraphModule, info: GraphInfo
 ) -> Callable[[list[Any]], Any]:
     examples = [example(node.meta["val"]) for node in placeholders(graph.graph)]
+    if any(node.target in (branch, repeat) for node in graph.graph.nodes):
+        from bolide.tracing.called.ordinary import with_operators
+
+        with_operators(graph)
     describe(graph.graph)
     asked = functools.partial(_given, compiler_fn, options=options, name=name)
     return _unboxed(_for_all_sizes(asked, graph, examples))

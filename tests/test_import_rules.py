@@ -57,7 +57,7 @@ RARE = (
     "bolide.functorch.cuts.mincut",
 )
 RARE += ("bolide.debug.repro", "bolide.functorch.cuts.budget", "bolide.functorch.runtime.inlined")
-RARE += ("bolide.debug.record",)
+RARE += ("bolide.debug.record", "bolide.tracing.called.ordinary")
 RARE += ("bolide.exporting.graphs", "bolide.exporting.shapes", "bolide.dynamo.torch_calls.attention")
 SECOND = ("bolide.inductor.runtime.native",)
 """What a graph needs only when it has run some times."""

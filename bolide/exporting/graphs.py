@@ -27,6 +27,7 @@ from bolide.functorch.graphs import constants_of, give, is_tensor, output_node, 
 from bolide.functorch.passes.simplify import drop_unread_arguments, remove_dead
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr, Ratio
+from bolide.tracing.called.ordinary import with_operators
 from bolide.tracing.described import describe
 from bolide.tracing.meta import meta_of
 from bolide.tracing.numbers import data
@@ -155,7 +156,9 @@ def _aten_graph(captured: Captured, sizes: Sequence[Expr]) -> fx.GraphModule:
     for node in graph.nodes:
         if node.op == "call_function":
             node.meta.setdefault("original_aten", node.target)
-    return functorch.graph_module(graph, trace.constants, "Exported")
+    module = functorch.graph_module(graph, trace.constants, "Exported")
+    with_operators(module)
+    return module
 
 
 def _cut_off(graph: fx.Graph, node: fx.Node) -> None:
@@ -243,6 +246,10 @@ def with_signature(
         if not known[node].users:
             graph.erase_node(known[node])
     _state_assertions(graph)
+    for name, part in flat.named_modules():
+        if name and isinstance(part, fx.GraphModule):  # of control flow
+            _state_assertions(part.graph)
+            part.recompile()
     for slot in graph.find_nodes(op="get_attr"):
         reader = next((user for user in slot.users if "nn_module_stack" in user.meta), slot)
         said = {key: reader.meta[key] for key in ("nn_module_stack", "stack_trace") if key in reader.meta}

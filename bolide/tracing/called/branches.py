@@ -25,6 +25,7 @@ from bolide.tracing.rules.common import is_dense, row_major
 from bolide.tracing.rules.registry import rule
 from bolide.tracing.tensor import AliasGroup, Recording, TracedTensor
 from bolide.tracing.trace import Trace
+from bolide.tracing.traits import traits_of
 
 aten = torch.ops.aten
 
@@ -275,7 +276,9 @@ def _module(trace: Trace, slots: Sequence[tuple[fx.Node | None, object]], result
             copies[node] = graph.node_copy(node, copies.__getitem__)
     output = graph.output(tuple([copies[node] for node in results]))
     output.meta["val"] = None
-    graph.eliminate_dead_code()
+    for node in reversed(graph.nodes):
+        if not node.users and node.op in ("call_function", "get_attr") and not traits_of(node.target).impure:
+            graph.erase_node(node)
     return graph_module(graph, trace.constants, "Way")
 
 
