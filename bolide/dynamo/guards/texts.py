@@ -279,13 +279,13 @@ def conditions(guard: Guard, reader: sources.Reader) -> list[str]:
         case "dict_keys":
             plain = all(type(key) is str for key in expected)
             helper = "" if plain else constant(same_constant, "same")
-            keys = f"[*{value}]" if guard.source in reader.plain_dicts else f"{constant(ordered_keys, 'keys')}({value})"
+            keys = f"[*{value}]" if reader.classes.get(source) is dict else f"{constant(ordered_keys, 'keys')}({value})"
             wanted = constant(list(expected), "k")
             return [f"{keys} == {wanted}" if plain else f"{helper}({keys}, {wanted})"]
         case "has_key":
             contains = constant(dict.__contains__, "contains")
             key = constant(expected[0], "k")
-            test = f"{key} in {value}" if guard.source in reader.plain_dicts else f"{contains}({value}, {key})"
+            test = f"{key} in {value}" if reader.classes.get(source) is dict else f"{contains}({value}, {key})"
             return [test if expected[1] else f"not ({test})"]
         case "has_attr":
             test = f"{constant(hasattr, 'hasattr')}({value}, {expected[0]!r})"
@@ -498,9 +498,9 @@ def _identity(guard: Guard) -> Any:
     return guard.expected if known else id(guard.expected)
 
 
-def plain_dicts(guards: Iterable[Guard]) -> frozenset[Source]:
-    """The sources that are guarded to be exactly dicts."""
-    return frozenset(g.source for g in guards if g.kind == "type" and g.expected is dict and g.source is not None)
+def classes_of(guards: Iterable[Guard]) -> dict[Source, type]:
+    """The classes that sources are guarded to have exactly."""
+    return {g.source: g.expected for g in guards if g.kind == "type" and g.source is not None}
 
 
 class Failure(NamedTuple):
@@ -519,7 +519,7 @@ def first_failure(
     """The first guard that does not hold for a call."""
     namespace = sources.Namespace(signature.names)
     needed = [source for guard in guards for source in read_sources(guard)]
-    reader = sources.Reader(namespace, sources.count_uses(needed), plain_dicts(guards))
+    reader = sources.Reader(namespace, sources.count_uses(needed), classes_of(guards))
     lines = [f"def locate({signature.declare}):"]
     for index, guard in enumerate(guards):
         lines.append(f"    if not ({' and '.join(conditions(guard, reader))}): return {index}")
@@ -548,7 +548,7 @@ def _actual(
     if guard.source is None:
         return "one object in two places" if guard.kind == "distinct" else "a shared storage"
     namespace = sources.Namespace(signature.names)
-    reader = sources.Reader(namespace, sources.count_uses([guard.source]), frozenset())
+    reader = sources.Reader(namespace, sources.count_uses([guard.source]), {})
     try:
         exec(f"def read({signature.declare}): return {reader.read(guard.source)}", namespace.values)
         value = namespace.values["read"](*args, **kwargs)

@@ -38,7 +38,7 @@ def readable(
     together = set(map(id, held.guards))
     single = [guard for guard in guards if id(guard) not in together]
     needed = [source for guard in single for source in guard_module.read_sources(guard)]
-    reader = Reader(namespace, count_uses([*needed, *wanted]), guard_module.plain_dicts(guards))
+    reader = Reader(namespace, count_uses([*needed, *wanted]), guard_module.classes_of(guards))
     checks: list[str] = []
     for guard in guards:
         if id(guard) not in together:

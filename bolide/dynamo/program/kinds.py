@@ -236,6 +236,14 @@ def is_class_namespace(table: object) -> bool:
 NO_NAMESPACE: dict[str, Any] = {}
 
 
+def has_plain_namespace(cls: type) -> bool:
+    """Whether the `__dict__` of a class's instances is what `object` finds: there is one, not made when it is asked
+    for, nor one for each thread."""
+    if cls is functools.partial or issubclass(cls, threading.local):
+        return False
+    return type(class_attribute(cls, "__dict__")) in SLOT_TYPES
+
+
 def own_namespace(owner: Any) -> dict[str, Any]:
     """An instance's `__dict__`, past any `__getattribute__` of its class; `NO_NAMESPACE` when it has none. A dict may
     be its own (``self.__dict__ = self``). A partial gets one when it is first asked for, and is then no longer merged

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from bolide.dynamo.program.captured import Source
-from bolide.dynamo.program.kinds import MODULE_DICTS, own_namespace
+from bolide.dynamo.program.kinds import MODULE_DICTS, has_plain_namespace, own_namespace
 
 ABSENT: object = type("Absent", (), {"__repr__": lambda self: "<absent>", "__slots__": ()})()
 """What a guarded path gives where a dict has no such key: no guard accepts it."""
@@ -122,13 +122,13 @@ class Reader:
 
     Uses have to be emitted in the order in which they will be evaluated, and every later one has to be reached only
     through the earlier ones.
-    `plain_dicts`: sources known to be exactly dicts, which are read by subscript.
+    `classes`: those that are known of sources. Dicts are read by subscript.
     """
 
-    def __init__(self, namespace: Namespace, uses: Counter[Source], plain_dicts: frozenset[Source]) -> None:
+    def __init__(self, namespace: Namespace, uses: Counter[Source], classes: Mapping[Source, type]) -> None:
         self.namespace = namespace
         self.uses = uses
-        self.plain_dicts = plain_dicts
+        self.classes = classes
         self._bound: dict[Source, str] = {}
 
     def read(self, source: Source) -> str:
@@ -166,17 +166,24 @@ class Reader:
             case "type":
                 return f"{constant(type, 'type')}({base})"
             case "namespace":
-                return f"{constant(own_namespace, 'own')}({base})"
+                return self._namespace(source.base, base)
             case "member":
-                return f"{constant(own_namespace, 'own')}({base})[{source.key!r}]"
+                return f"{self._namespace(source.base, base)}[{source.key!r}]"
             case "apply":
                 return f"{reference(source.obj, 'f')}({', '.join([base, *map(constant, source.key)])})"
-            case "dict_value" if source.base not in self.plain_dicts and source.base.key not in MODULE_DICTS:
+            case "dict_value" if self.classes.get(source.base) is not dict and source.base.key not in MODULE_DICTS:
                 # not dict.__getitem__, which calls the __missing__ of subclasses: a defaultdict would grow
                 key, absent = constant(source.key, "k"), constant(ABSENT, "absent")
                 return f"{constant(dict.get, 'dictget')}({base}, {key}, {absent})"
             case _:
                 return f"{base}[{constant(source.key, 'k')}]"
+
+    def _namespace(self, owner: Source, base: str) -> str:
+        """An expression for the `__dict__` of an instance."""
+        cls = type(owner.obj) if owner.kind == "object" else self.classes.get(owner)
+        if cls is not None and has_plain_namespace(cls):
+            return f"{self.namespace.constant(object.__getattribute__, 'getattribute')}({base}, '__dict__')"
+        return f"{self.namespace.constant(own_namespace, 'own')}({base})"
 
 
 def count_uses(sources: Iterable[Source]) -> Counter[Source]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bolide.inductor.codegen.statements import kernel_code
-from bolide.inductor.codegen.structure import Structure, structure_of
 from bolide.inductor.ir.loops import CPU, Kernel
+from bolide.inductor.ir.structure import Structure, structure_of
 from bolide.inductor.ir.verify import verify
 from bolide.inductor.machine import Machine, host_machine
 from bolide.inductor.runtime.kernels import CompiledKernel

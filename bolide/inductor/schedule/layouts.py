@@ -153,11 +153,11 @@ class _Facts:
         return all(at < maker for at in others if at not in (maker, write))
 
 
-def settle(homes: Homes, group: Group, kernel: Kernel, ctx: Scheduling) -> bool:
-    """Whether the kernel of a group can be as it is; else those of its results that it cannot compute in their homes
-    have none, and their layouts are again what they were."""
+def settle(homes: Homes, group: Group, kernel: Kernel, arguments: Sequence[str], ctx: Scheduling) -> bool:
+    """Whether the kernel of a group, called with `arguments`, can be as it is; else those of its results that it cannot
+    compute in their homes have none, and their layouts are again what they were."""
     own = {s.name: homes.of[s.name] for s in group.stages if s.mode == "define" and s.name in homes.of}
-    safe = overwrites_safely(kernel, own) if own else {}
+    safe = overwrites_safely(kernel, arguments, own) if own else {}
     for name in own:
         if not safe[name]:
             del homes.of[name]

@@ -66,10 +66,9 @@ def kernel_of(group: Group, pieces: list[Piece], schedule: Schedule, ctx: Schedu
     indexed = [*_addresses(pieces, nodes), *_indices(nodes), *(extent for _, extent in space)]
     names = {name for expr in (*indexed, *(param.numel for param in params)) for name in expr.free_vars}
     sizes = sorted(name for name in names.difference(dict(space)) if not name.startswith("$"))
-    origins = tuple(dict.fromkeys(origin for stage in group.stages for origin in stage.origins))
     devices = {buffers[param.name].device for param in params}
     assert len(devices) == 1, f"{name} works on several devices: {devices}"
-    return Kernel(name, params, body, tuple(sizes), tuple(scratch), origins, devices.pop(), schedule.grain)
+    return Kernel(name, params, body, tuple(sizes), tuple(scratch), (), devices.pop(), schedule.grain)
 
 
 def pieces_of(group: Group, stored: set[str], buffers: dict[str, Buffer]) -> list[Piece]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from bolide.inductor.config import config
 from bolide.inductor.ir.definitions import Extern, Program, Result, View
 from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.ir.structure import Structure
 from bolide.inductor.ir.walks import programs_in, viewed
 from bolide.inductor.machine import Machine
 from bolide.inductor.plan import Block, Plan, TensorInput
@@ -22,7 +23,7 @@ from bolide.inductor.schedule.nest import Schedule
 from bolide.inductor.schedule.order import checks_first, order_for_memory, writes_late
 from bolide.inductor.schedule.products import accumulate_products, choose_libraries
 from bolide.inductor.schedule.split import split_reductions, update_in_place
-from bolide.inductor.schedule.stages import Group, Refusal, Scheduling, Unit, unit_reads
+from bolide.inductor.schedule.stages import Group, Refusal, Scheduling, Unit, description_of, unit_reads
 from bolide.inductor.schedule.steps import StepWriter
 from bolide.symbolic import Expr
 
@@ -61,12 +62,23 @@ Tune = Callable[[Schedule, Callable[[Schedule], Kernel]], Schedule]
 
 
 @dataclass(slots=True)
+class _Known:
+    """A kernel of the plan, which does for all groups of one description: its place, its buffers by the numbers that
+    they have in the description, and the graph's nodes that it computes."""
+
+    place: int
+    numbers: dict[str, int]
+    origins: dict[str, None]
+
+
+@dataclass(slots=True)
 class _Job:
     """What is the same for a program and for those that its calls run; what there is of the plan and the report."""
 
     machine: Machine
     tune: Tune
     kernels: list[Kernel] = field(default_factory=list)
+    known: dict[Structure, _Known] = field(default_factory=dict)
     schedules: list[Schedule] = field(default_factory=list)
     objects: list[object] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
@@ -80,7 +92,9 @@ def schedule_program(
     in order; `static` those whose memory lives anyway; `tune` changes the schedule of each kernel."""
     job = _Job(machine, tune or (lambda schedule, _: schedule))
     block, ctx, constants = _scheduled(job, program, inputs, static)
-    plan = Plan(block.inputs, constants, tuple(job.kernels), block.steps, block.results)
+    origins = {known.place: tuple(known.origins) for known in job.known.values()}
+    kernels = tuple([replace(kernel, origins=origins[place]) for place, kernel in enumerate(job.kernels)])
+    plan = Plan(block.inputs, constants, kernels, block.steps, block.results)
     strides = [
         ctx.buffers[result.buffer].layout.stride if isinstance(result, View) and result.stride is None else None
         for result in ctx.results
@@ -130,19 +144,32 @@ def _write(
     for unit in units:
         if isinstance(unit, Group):
             stored = {s.name for s in unit.stages if s.mode != "define" or readers.get(s.name, set()) - {id(unit)}}
-            name = f"k{len(writer.kernels)}_{unit.stages[-1].name}"
-            schedule, kernel = _kernel(unit, stored, ctx, name, job.tune)
-            if not settle(homes, unit, kernel, ctx):
-                schedule, kernel = _kernel(unit, stored, ctx, name, job.tune)
-            writer.launch(kernel, homes.of)
-            job.schedules.append(schedule)
+            place, arguments = _kernel(job, unit, stored, ctx)
+            if not settle(homes, unit, job.kernels[place], arguments, ctx):
+                place, arguments = _kernel(job, unit, stored, ctx)
+            writer.launch(place, arguments, homes.of)
         elif isinstance(unit, Extern):
             writer.blocks(unit, blocks[id(unit)]) if blocks[id(unit)] else writer.call(unit, homes.of)
         elif homes.of.get(unit.source.buffer) != unit.target:
             writer.write_back(unit)
 
 
-def _kernel(group: Group, stored: set[str], ctx: Scheduling, name: str, tune: Tune) -> tuple[Schedule, Kernel]:
+def _kernel(job: _Job, group: Group, stored: set[str], ctx: Scheduling) -> tuple[int, tuple[str, ...]]:
+    """The place of the kernel of a group, and the buffers that are its arguments."""
+    description, buffers = description_of(group, stored, ctx.buffers)
+    known = job.known.get(description)
+    if known is None:
+        name = f"k{len(job.kernels)}_{group.stages[-1].name}"
+        schedule, kernel = _new_kernel(group, stored, ctx, name, job.tune)
+        numbers = {buffer: number for number, buffer in enumerate(buffers)}
+        known = job.known[description] = _Known(len(job.kernels), numbers, {})
+        job.kernels.append(kernel)
+        job.schedules.append(schedule)
+    known.origins.update(dict.fromkeys([origin for stage in group.stages for origin in stage.origins]))
+    return known.place, tuple([buffers[known.numbers[param.name]] for param in job.kernels[known.place].params])
+
+
+def _new_kernel(group: Group, stored: set[str], ctx: Scheduling, name: str, tune: Tune) -> tuple[Schedule, Kernel]:
     chosen, pieces = schedule_of(group, pieces_of(group, stored, ctx.buffers), ctx.machine)
 
     def kernel_for(schedule: Schedule) -> Kernel:

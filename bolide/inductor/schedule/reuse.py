@@ -12,7 +12,7 @@ Sound only if no element is overwritten before its last read. A load of the oper
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bolide.inductor.ir.definitions import axis_var
@@ -81,6 +81,7 @@ def _memory_of_its_own(steps: list[Step]) -> set[str]:
 def _reuse(steps: list[Step], position: int, kernel: Kernel, dying: list[str], buffers: dict[str, Buffer]) -> None:
     """Replaces Allocs right before the Launch at `position`."""
     launch = steps[position]
+    assert isinstance(launch, Launch)
     uses: dict[str, list[_Use]] = {}
     for before in range(position - 1, -1, -1):
         step = steps[before]
@@ -88,16 +89,17 @@ def _reuse(steps: list[Step], position: int, kernel: Kernel, dying: list[str], b
             return
         if isinstance(step, Alloc) and step.name in used_names(launch):
             alike = [name for name in dying if buffers[name] == buffers[step.name]]
-            uses = uses or (_uses(kernel) if alike else {})
+            uses = uses or (_uses(kernel, launch.arguments) if alike else {})
             chosen = next((name for name in alike if _harmless(uses.get(name, []), uses.get(step.name, []))), None)
             if chosen is not None:
                 steps[before] = Reuse(step.name, chosen)
                 dying.remove(chosen)
 
 
-def overwrites_safely(kernel: Kernel, homes: Mapping[str, str]) -> dict[str, bool]:
-    """Whether each of the buffers `homes` may be stored in the memory of the other one, which has the same layout."""
-    uses = _uses(kernel)
+def overwrites_safely(kernel: Kernel, arguments: Sequence[str], homes: Mapping[str, str]) -> dict[str, bool]:
+    """Whether each of the buffers `homes`, which a kernel called with `arguments` makes, may be stored in the memory of
+    the other one, which has the same layout."""
+    uses = _uses(kernel, arguments)
     return {new: _harmless(uses.get(old, []), uses.get(new, [])) for new, old in homes.items()}
 
 
@@ -139,10 +141,11 @@ def _same_places(load: _Use, store: _Use, shared: int) -> bool:
     return renamed == store.access.index.subs({b.name: axis_var(b.name, b.extent) for b in named})
 
 
-def _uses(kernel: Kernel) -> dict[str, list[_Use]]:
-    """Stores and loads by buffer. Of the loads of one node those are left out that come when it is remembered: behind
+def _uses(kernel: Kernel, arguments: Sequence[str]) -> dict[str, list[_Use]]:
+    """Stores and loads by argument. Of the loads of one node those are left out that come when it is remembered: behind
     another one in the same body or one around it."""
-    uses: dict[str, list[_Use]] = {}
+    uses: dict[str, list[_Use]] = {name: [] for name in arguments}
+    named = {param.name: name for param, name in zip(kernel.params, arguments)}
 
     def visit(body: tuple[Stmt, ...], outer: tuple[int, ...], axes: tuple[Axis, ...], known: frozenset[Node]) -> None:
         for position, statement in enumerate(body):
@@ -157,7 +160,8 @@ def _uses(kernel: Kernel) -> dict[str, list[_Use]]:
                     direct = not statement.operands and statement.mode == "set"
                     accesses.append((True, statement.access, direct))
                 for stores, access, direct in accesses:
-                    uses.setdefault(access.buffer, []).append(_Use(stores, access, positions, axes, direct))
+                    if access.buffer in named:  # not scratch memory
+                        uses[named[access.buffer]].append(_Use(stores, access, positions, axes, direct))
 
     visit(kernel.body, (), (), frozenset())
     return uses

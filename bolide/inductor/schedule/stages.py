@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -10,6 +10,7 @@ import torch
 
 from bolide.inductor.ir.definitions import Computed, Extern, Layout, Result, Scatter, WriteBack
 from bolide.inductor.ir.loops import CPU, Node, ReduceOp
+from bolide.inductor.ir.structure import Describer, Structure, number
 from bolide.inductor.ir.walks import loads_of, reads, roots_of, writes
 from bolide.inductor.machine import Machine
 from bolide.symbolic import Expr
@@ -134,6 +135,36 @@ def group_of(stage: Stage) -> Group:
         return Group((stage,), stage.axes, stage.reduce_axes)
     along = [axis for axis in stage.axes if axis[0] == stage.scan]
     return Group((stage,), tuple([axis for axis in stage.axes if axis not in along]), tuple(along))
+
+
+def description_of(
+    group: Group, stored: Collection[str], buffers: Mapping[str, Buffer]
+) -> tuple[Structure, tuple[str, ...]]:
+    """A group that stores the buffers in `stored`, with numbers for names, and the buffers by number. Where that is
+    equal, one kernel does for both groups: it is made of nothing else, and the axes' and the buffers' names do not
+    matter to it."""
+    describer = Describer()
+    stages = []
+    for stage in group.stages:
+        name = number(describer.buffers, stage.name)
+        for axis, _ in (*stage.axes, *stage.reduce_axes):
+            number(describer.variables, axis)
+        how = name, stage.name in stored, stage.dtype, stage.reduce_op, stage.mode, stage.position is not None
+        scan = None if stage.scan is None else describer.variables[stage.scan]
+        roots = map(describer.node, roots_of(stage))
+        stages.append((*how, scan, _over(describer, stage.axes), *map(describer.expr, stage.coords), *roots))
+    spaces = _over(describer, group.outer), _over(describer, group.inner)
+    memory = [_lies(describer, buffers[name]) for name in describer.buffers]
+    return (*spaces, tuple(stages), tuple(describer.values), tuple(memory)), tuple(describer.buffers)
+
+
+def _over(describer: Describer, space: Space) -> Structure:
+    return tuple([(number(describer.variables, name), describer.expr(extent)) for name, extent in space])
+
+
+def _lies(describer: Describer, buffer: Buffer) -> Structure:
+    places = [tuple(map(describer.expr, exprs)) for exprs in (buffer.shape, buffer.layout.stride)]
+    return buffer.dtype, buffer.device, *places, describer.expr(buffer.layout.offset)
 
 
 Unit = Group | Extern | WriteBack

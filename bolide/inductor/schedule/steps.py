@@ -77,22 +77,23 @@ class StepWriter:
         self._views: dict[definitions.View, str] = {}
         self._seen: dict[str, TensorType] = {}  # types of views
 
-    def launch(self, kernel: Kernel, homes: Mapping[str, str]) -> None:
+    def launch(self, place: int, arguments: tuple[str, ...], homes: Mapping[str, str]) -> None:
         """Runs a kernel; buffers that it is the first to write are allocated, or are in the memory of inputs."""
-        if any(p.role != "in" and (p.name in self._given or p.name in homes) for p in kernel.params):
+        kernel = self.kernels[place]
+        written = [name for name, param in zip(arguments, kernel.params) if param.role != "in"]
+        if any(name in self._given or name in homes for name in written):
             self._check()
-        for param in kernel.params:
-            if param.role != "in" and param.name not in self._tensors:
-                self._tensors.add(param.name)
-                if param.name in homes:
-                    self.steps.append(Reuse(param.name, homes[param.name]))
+        for name in written:
+            if name not in self._tensors:
+                self._tensors.add(name)
+                if name in homes:
+                    self.steps.append(Reuse(name, homes[name]))
                     continue
-                buffer = self.ctx.buffers[param.name]
+                buffer = self.ctx.buffers[name]
                 stride = without_zeros(buffer.shape, buffer.layout.stride)
-                self.steps.append(Alloc(param.name, type_of(buffer, stride)))
-        sizes = tuple([Expr.var(name, None, None) for name in kernel.sizes])
-        self.steps.append(Launch(len(self.kernels), tuple([param.name for param in kernel.params]), sizes))
-        self.kernels.append(kernel)
+                self.steps.append(Alloc(name, type_of(buffer, stride)))
+        sizes = tuple([Expr.var(size, None, None) for size in kernel.sizes])
+        self.steps.append(Launch(place, arguments, sizes))
 
     def call(self, extern: Extern, homes: Mapping[str, str]) -> None:
         """Runs a library call, or what stands in its place. Checks that only say that an error is raised wait until

@@ -18,6 +18,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.entry.versions import _all
 from bolide.dynamo.native.check import Check
 from bolide.dynamo.native.layout import _autograd_offsets, layout
+from bolide.dynamo.program.kinds import own_namespace
 from bolide.support.errors import BolideWarning
 
 pytestmark = pytest.mark.skipif(layout() is None, reason="this build keeps its objects elsewhere")
@@ -236,6 +237,28 @@ def test_the_readable_form_can_be_asked_for() -> None:
         fast, x = compiled(lambda x: x + 1), torch.randn(3)
         warm(lambda: fast(x))
     assert not checks_of("<lambda>")[0].records
+
+
+class Reads:
+    """Its own code reads attributes, so guards must not."""
+
+    def __init__(self) -> None:
+        self.gain, self.shift = random.choice([2.0, 3.0]), torch.randn(3)
+
+    def __getattribute__(self, name: str) -> Any:
+        return super().__getattribute__(name)
+
+
+def test_attributes_of_instances_are_read_past_their_code_at_no_more_than_they_need() -> None:
+    fast, x, holder = compiled(lambda x, holder: x * holder.gain + holder.shift), torch.randn(3), Reads()
+    warm(lambda: fast(x, holder))
+    check = only_check("<lambda>").readable
+    assert check(x, holder) is not None
+    held = check.__globals__.values()
+    assert object.__getattribute__ in held and own_namespace not in held
+    holder.gain += 1
+    assert check(x, holder) is None
+    assert torch.equal(fast(x, holder), x * holder.gain + holder.shift)
 
 
 def test_states_of_the_thread_are_seen() -> None:

@@ -9,11 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import bolide
 from bolide.inductor import config
 from bolide.inductor.ir.evaluate import evaluate
 from bolide.inductor.ir.loops import Node
+from bolide.inductor.ir.structure import structure_of
 from bolide.inductor.lowering import lower
 from bolide.inductor.machine import host_machine
+from bolide.inductor.plan import Launch
 from bolide.inductor.schedule.inline import inline
 from bolide.inductor.schedule.pipeline import program_passes
 from bolide.inductor.schedule.unify import Unifier
@@ -163,6 +166,39 @@ def test_a_kernel_names_all_it_does() -> None:
     graph = compiled(bias_gelu, [R(4, 40), R(40)])
     assert {"add", "gelu"} <= set(graph.kernels[0].origins)
     assert graph.kernels[0].bytes_read == 4 * (160 + 40) and graph.kernels[0].bytes_written == 4 * 160
+
+
+def layers(x, w, v):
+    for _ in range(3):
+        x = torch.relu((x @ w).softmax(-1) @ v + x).cumsum(0)
+    return x, torch.sin(x * 2), torch.sin(w * 2), torch.sin(w * 3)
+
+
+def test_equal_groups_share_a_kernel() -> None:
+    graph = check(layers, R(6, 8), R(8, 8), R(8, 8), **LOOSE)
+    described = [structure_of(kernel) for kernel in graph.plan.kernels]
+    assert len(set(described)) == len(described)  # another number, and another layout, is another kernel
+    launches = [step.kernel for step in graph.plan.steps if isinstance(step, Launch)]
+    assert set(launches) == set(range(len(described))) and len(launches) >= len(described) + 4
+    assert {"softmax", "softmax_1", "softmax_2"} <= {o for kernel in graph.kernels for o in kernel.origins}
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_equal_groups_write_each_to_its_own_input(count: int) -> None:
+    def step(*tensors):
+        for p, g, m in zip(*(tensors[k * count : (k + 1) * count] for k in range(3))):
+            m.mul_(0.9).add_(g)
+            p.sub_(m * 0.1)
+        tensors[0].copy_(tensors[0].flip(0))  # not as the others: it is read at other places than it is written at
+
+    given = [[R(6, 8) for _ in range(3 * count)] for _ in range(2)]
+    mine, expected = [[[t.clone() for t in tensors] for tensors in given] for _ in range(2)]
+    fast = bolide.compile(step, fullgraph=True)
+    for a, b in zip(mine, expected):
+        fast(*a)
+        step(*b)
+        for one, other in zip(a, b):
+            torch.testing.assert_close(one, other)
 
 
 # Sums over many numbers are of numbers around 1: those around 0 cancel, and leave rounding.
