@@ -1,5 +1,5 @@
-"""Which library multiplies matrices fastest on this host: measured when it is first asked, for classes of shapes, and
-remembered.
+"""Which library multiplies matrices fastest on this host, and whether attention in 16 bits is faster as products:
+measured when it is first asked, for classes of shapes, and remembered.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -17,9 +17,15 @@ from bolide.tracing.policy import policy_of
 Library = Literal["aten", "onednn", "packed"]
 """ATen's own choice (MKL, for float32); oneDNN with weights as they are; oneDNN with packed weights."""
 
+Way = Literal["fused", "products"]
+"""Attention in torch's fused kernel, or as matrix products with kernels in between."""
+
 GAIN = 0.95
 """A library is chosen before an earlier one in the list if it takes at most this share of its time."""
 REPEATS = 5
+
+
+_Name = TypeVar("_Name", bound=str)
 
 
 class Class(NamedTuple):
@@ -34,11 +40,30 @@ class Class(NamedTuple):
     threads: int = 1
 
 
+class Attention(NamedTuple):
+    """Attention in 16 bits that is alike: of so many heads with so many queries, keys and terms, forward or backward;
+    `threads`: how many may compute."""
+
+    dtype: torch.dtype
+    heads: int
+    queries: int
+    keys: int
+    terms: int
+    causal: bool
+    backward: bool
+    threads: int
+
+
+_LENGTHS, _TERMS = (1, 16, 64, 128, 256, 512, 1024), (16, 32, 64, 128)
+MOST_SCORES = 1 << 23
+"""More scores than these are not stored: the fused kernel needs no memory for them."""
+
 _ROWS, _WIDTHS = (1, 2, 4, 16, 64, 256), (64, 256, 1024)
 _MOST = 1 << 24  # multiplications of what is measured: larger products are as these are
 
 MEASURED: dict[Class, dict[Library, float]] = {}
-"""Seconds by library: what may be kept for other processes of this host."""
+ATTENTION: dict[Attention, dict[Way, float]] = {}
+"""Seconds by library and way: what may be kept for other processes of this host."""
 _lock = threading.Lock()
 _CPU = torch.device("cpu")
 
@@ -126,7 +151,7 @@ def _measure(product: Class) -> dict[Library, float]:
         )
 
 
-def _times(calls: dict[Library, Callable[[], object]], clock: Callable[[], float]) -> dict[Library, float]:
+def _times(calls: dict[_Name, Callable[[], object]], clock: Callable[[], float]) -> dict[_Name, float]:
     """The least time of each call, by a clock in seconds; they take turns. Several threads have no clock but the
     wall's, which a busy machine slows: for one thread it is processor time."""
     times = dict.fromkeys(calls, float("inf"))
@@ -138,3 +163,60 @@ def _times(calls: dict[Library, Callable[[], object]], clock: Callable[[], float
             call()
             times[name] = min(times[name], clock() - start)
     return times
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+
+def attention(dtype: torch.dtype, heads: int, queries: int, keys: int, terms: int, causal: bool, backward: bool) -> Way:
+    """How attention in 16 bits is faster on torch's number of threads; `heads` are those of all the batch."""
+    if heads * queries * keys > MOST_SCORES:
+        return "fused"
+    threads = _threads()
+    lengths = (_floor(queries, _LENGTHS), _floor(keys, _LENGTHS), _floor(terms, _TERMS))
+    alike = Attention(dtype, min(heads, 4 * threads), *lengths, causal, backward, threads)
+    with _lock:
+        times = ATTENTION.get(alike)
+        if times is None:
+            times = ATTENTION[alike] = _measure_attention(alike)
+    return "products" if times["products"] < times["fused"] else "fused"
+
+
+def _measure_attention(alike: Attention) -> dict[Way, float]:
+    """ATen's operations stand for kernels, which are faster."""
+    dtype, heads, queries, keys, terms, causal, backward, threads = alike
+    aten, wide = torch.ops.aten, torch.float32
+    narrow = dtype if takes(dtype) else wide
+    fused = aten._scaled_dot_product_flash_attention_for_cpu.default._op
+    fused_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default._op
+    multiply, turn = aten.bmm.default._op, aten.transpose.int._op
+    softmax, softmax_backward = aten._softmax.default._op, aten._softmax_backward_data.default._op
+    with torch.no_grad(), torch._C._DisableAutocast():
+        q, g = (torch.zeros(1, heads, queries, terms, dtype=dtype) for _ in range(2))
+        k, v = (torch.zeros(1, heads, keys, terms, dtype=dtype) for _ in range(2))
+        out, logs = fused(q, k, v, 0.0, causal)
+
+        def rows_by_rows(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            product: torch.Tensor = multiply(left[0].to(wide), turn(right[0].to(wide), 1, 2))
+            return product
+
+        def forward() -> None:
+            multiply(softmax(rows_by_rows(q, k), -1, False), v[0].to(wide)).to(dtype)
+
+        def gradients() -> None:
+            weights = softmax(rows_by_rows(q, k), -1, False)
+            slopes = softmax_backward(rows_by_rows(g, v), weights, -1, wide).to(narrow)
+            multiply(slopes, k[0].to(narrow))
+            multiply(turn(slopes, 1, 2), q[0].to(narrow))
+            multiply(turn(weights.to(narrow), 1, 2), g[0].to(narrow))
+
+        calls: dict[Way, Callable[[], object]] = {
+            "fused": lambda: fused(q, k, v, 0.0, causal),
+            "products": forward,
+        }
+        if backward:
+            calls = {
+                "fused": lambda: fused_backward(g, q, k, v, out, logs, 0.0, causal),
+                "products": gradients,
+            }
+        return _times(calls, time.thread_time if threads == 1 else time.perf_counter)

@@ -133,6 +133,10 @@ _TABLE: tuple[tuple[Traits, str], ...] = (
     (Traits(), "max_pool2d_with_indices_backward avg_pool2d_backward cumsum cumprod"),
     (Traits(), "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward convolution convolution_backward bolide::done"),
     (Traits(), "upsample_bilinear2d upsample_bilinear2d_backward"),
+    (
+        Traits(),
+        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward",
+    ),
 )
 
 

@@ -393,6 +393,17 @@ class Lowering:
         )
         return results if several else results[0] if results else None
 
+    def multiplied(self, left: TensorValue, right: TensorValue) -> TensorValue:
+        """The products of batches of matrices, (batch, rows, inner) by (batch, inner, columns), as one call."""
+        shape, device = (*left.shape[:2], right.shape[2]), self.device
+        name, layout = self.name("bmm"), Layout.row_major(shape)
+        given = (self.as_view(left), self.as_view(right))
+        made = ((left.dtype,), (shape,), (layout,))
+        self.definitions.append(
+            Extern((name,), aten.bmm.default, given, {}, *made, origin=self.origin_of_call, device=device)
+        )
+        return self.known(name, left.dtype, shape, layout, device)
+
     def take_constants(self, programs: Sequence[Program]) -> None:
         """The constants of programs inside this one are its own, too."""
         known = {source.name for source in self.inputs}
