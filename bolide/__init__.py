@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from torch.fx import GraphModule
 
@@ -67,6 +69,9 @@ with collector_paused():  # a collection of all that torch has made takes longer
     )
     from bolide.tracing import keep_dynamo_out
 
+if TYPE_CHECKING:
+    from bolide.aot.package import Loaded
+
 __version__ = "0.1.0"
 
 
@@ -82,10 +87,59 @@ def _recorded(failure: CompileError, graph: GraphModule | None = None) -> None:
     record.record(failure, graph)
 
 
+def aot_compile(
+    model: object,
+    args: tuple[object, ...] | None = None,
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    dynamic_shapes: object = None,
+    path: str | Path = "model.pt2",
+    options: Mapping[str, object] | None = None,
+) -> str:
+    """Compiles a model ahead of time: writes a package with a shared library that runs without Python, for PyTorch's
+    own loader in Python and C++ and for `load`, and gives its path.
+
+    model: a function, module, graph module, or an ExportedProgram, of which example arguments and dynamic shapes are
+    known. `dynamic_shapes`: as for `dynamo.export`. options: of `inductor.config`.
+    Raises Unsupported for what one graph without gradients cannot do, or what needs Python when it runs, with the
+    operation; BolideError where there is no linker; ValueError for two arguments that are one tensor.
+    """
+    from bolide.aot.compile import compile_package  # few programs need it
+
+    return compile_package(model, args, kwargs, dynamic_shapes, Path(path), options or {})
+
+
+def load(path: str | Path) -> Loaded:
+    """What `aot_compile` has written, as a callable that takes what the model took.
+
+    Raises FileNotFoundError; BolideError for another file; RuntimeError for a CPU that lacks what the library needs."""
+    from bolide.aot.package import load_library
+
+    return load_library(Path(path))
+
+
+def _aot_compile(
+    gm: GraphModule,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    options: Mapping[str, object] | None = None,
+) -> str:
+    """A shared library that runs a graph module without Python, by PyTorch's AOTInductor runners; gives its path, which
+    the option ``aot_inductor.output_path`` chooses. How arguments and results are made of tensors is embedded.
+
+    Raises ValueError, with both trees, for arguments of another structure than the graph's; else as
+    `bolide.aot_compile`."""
+    from bolide.aot.compile import compile_graph_module
+
+    return compile_graph_module(gm, args, kwargs or {}, options or {})
+
+
 backends.watched = _watched
 versions.recorder = _recorded
 dynamo.explain, dynamo.export, dynamo.optimize = explain, export, optimize
 dynamo.optimize_assert = functools.partial(optimize, nopython=True)
+inductor.aot_compile = _aot_compile
 inductor.compile, functorch.compilers.generator = compile_fx, lookup_backend("inductor")
 configure(dict(os.environ))
 keep_dynamo_out()  # also for optimizers that are made before anything is compiled
@@ -100,6 +154,7 @@ __all__ = [
     "ShadowMismatch",
     "Unsupported",
     "allow_in_graph",
+    "aot_compile",
     "assume_constant_result",
     "compile",
     "cudagraph_mark_step_begin",
@@ -117,6 +172,7 @@ __all__ = [
     "keep_portable_guards_unsafe",
     "keep_tensor_guards_unsafe",
     "list_backends",
+    "load",
     "load_cache_artifacts",
     "mark_dynamic",
     "mark_static",

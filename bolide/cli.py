@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from bolide import aot_compile
 from bolide.debug import record
 from bolide.debug.explain import Collector
 from bolide.debug.info import info
@@ -81,6 +82,26 @@ def replay(file: Path) -> None:
     click.echo(f"recorded: {found['failure']}")
     result = record.replay(found)
     click.echo(f"The call does not fail. Its result: {result}")
+
+
+@main.command()
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The package that is written (SCRIPT.pt2).")
+def aot(script: Path, output: Path | None) -> None:
+    """Compile what SCRIPT gives the name `model`, for its `args` (and `kwargs`, `dynamic_shapes`), to a package."""
+    names = runpy.run_path(str(script))
+    missing = [name for name in ("model", "args") if name not in names]
+    if missing:
+        raise click.ClickException(f"{script} gives nothing the name {missing[0]}")
+    path = output or script.with_suffix(".pt2")
+    aot_compile(
+        names["model"],
+        names["args"],
+        names.get("kwargs"),
+        dynamic_shapes=names.get("dynamic_shapes"),
+        path=path,
+    )
+    click.echo(f"{path}: {path.stat().st_size:,} bytes")
 
 
 main.add_command(demo)

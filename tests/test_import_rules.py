@@ -29,9 +29,10 @@ MAY_IMPORT = {
     "compiling": BASE | STAGES | {"backends"},
     "exporting": BASE | STAGES | {"compiling"},
     "debug": BASE | STAGES | {"backends", "compiling"},
-    "__init__": BASE | STAGES | {"backends", "compiling", "debug", "exporting"},
+    "aot": BASE | STAGES | {"compiling", "exporting"},
+    "__init__": BASE | STAGES | {"aot", "backends", "compiling", "debug", "exporting"},
     "demo": BASE | {"__init__", "debug", "inductor"},
-    "cli": {"demo", "debug"},
+    "cli": {"__init__", "demo", "debug"},
     "__main__": {"cli"},
 }
 """docs/architecture.md, "Layout and direction of imports"; a package may always import itself."""
@@ -58,6 +59,7 @@ RARE = (
 )
 RARE += ("bolide.debug.repro", "bolide.functorch.cuts.budget", "bolide.functorch.runtime.inlined")
 RARE += ("bolide.debug.record", "bolide.tracing.called.ordinary")
+RARE += ("bolide.aot",)
 RARE += ("bolide.exporting.graphs", "bolide.exporting.shapes", "bolide.dynamo.torch_calls.attention")
 SECOND = ("bolide.inductor.runtime.native",)
 """What a graph needs only when it has run some times."""

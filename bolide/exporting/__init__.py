@@ -21,6 +21,7 @@ from bolide.dynamo.guards.filters import GuardFailed, GuardFilter
 from bolide.dynamo.guards.sizes import SizeHistory, shape_guards, specialised
 from bolide.dynamo.program.captured import Captured, Guard
 from bolide.dynamo.state import state
+from bolide.functorch.graphs import results
 from bolide.support.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -90,17 +91,17 @@ def export(
         function, given = f, args
         if not isinstance(f, types.FunctionType):
             function, given = call_target, (f, *args)
-        named, parameters = _bound(f, args, kwargs)
+        named, parameters = bound(f, args, kwargs)
         shapes = Shapes()
         with (
             shapes.marked(dynamic_shapes, named, static or tracing_mode != "symbolic"),
             # a graph of torch's own operations; sizes are symbolic where they are marked
             config.patch(capture_branches=False, automatic_dynamic_shapes=False),
         ):
-            captured, checks = _capture(function, given, kwargs, table, shapes)
+            captured, checks = capture_whole(function, given, kwargs, table, shapes)
         call = graphs.Call(function, given, kwargs, args, list(named), parameters)
         flat = graphs.flat_graph(captured, parameters, aten_graph)
-        inputs, result = graphs.rebuilt(call, captured, flat)
+        inputs, result = graphs.rebuilt(call, captured, results(flat.graph))
         module = graphs.with_signature(call, captured, flat, inputs, result, same_signature)
         return ExportResult(module, tuple(map(guards.text, checks)))
 
@@ -111,7 +112,7 @@ def export(
     return run(*extra_args, **extra_kwargs)
 
 
-def _bound(
+def bound(
     f: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The arguments of a call by name, those that ``*args`` gathers as ``args_0``, ``args_1``; and the names of the
@@ -127,15 +128,28 @@ def _bound(
     return {**dict(zip([*names, *gathered], args)), **kwargs}, owner
 
 
-def _capture(
-    function: object, args: tuple[object, ...], kwargs: dict[str, object], decompositions: Table, shapes: Shapes
+def capture_whole(
+    function: object,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    decompositions: Table,
+    shapes: Shapes,
+    record_calls: bool = True,
 ) -> tuple[Captured, list[Guard]]:
+    """One call of a function, captured as a whole, and the guards. `record_calls`: also as calls of torch's functions.
+
+    Raises Unsupported for breaks and for effects on Python objects, ConstraintError where the program assumes more of
+    sizes than `shapes` says."""
     reason = guards.busy()
     if reason is not None:
         raise Unsupported(reason, kind="state")
     history = SizeHistory(getattr(function, "__qualname__", ""), reads_data=False)
     once = functools.partial(
-        capture, function, args, kwargs, history, breaks=False, record_calls=True, decompositions=lambda: decompositions
+        capture,
+        *(function, args, kwargs, history),
+        breaks=False,
+        record_calls=record_calls,
+        decompositions=lambda: decompositions,
     )
     state.stage, state.exporting = "capture", True
     try:

@@ -73,9 +73,7 @@ def flat_graph(captured: Captured, parameters: Sequence[str], as_aten: bool) -> 
     asked for, or where a graph of calls could not do what the program does.
 
     Raises Unsupported where operations of ATen would be differentiated in another way than the program."""
-    numbers: list[Recipe] = []
-    _find_numbers(captured.result, numbers, set())
-    numbers.sort(key=lambda recipe: recipe.kind != "size")
+    numbers = numbers_of(captured)
     quotients = [recipe.value for recipe in numbers if recipe.kind == "size"]
     sizes = [size.over if isinstance(size, Ratio) else size for size in quotients]
     calls, module = captured.calls, None
@@ -96,8 +94,21 @@ def flat_graph(captured: Captured, parameters: Sequence[str], as_aten: bool) -> 
                 values[place] = module.graph.call_function(operator.truediv, (values[place], size.under))
         values += [module.graph.call_method("item", (values[r.args[0].value],)) for r in numbers[len(sizes) :]]
     give(module.graph, values)
-    captured.result = _replaced(captured.result, {id(r): Recipe("output", first + at) for at, r in enumerate(numbers)})
+    give_numbers(captured, numbers)
     return module
+
+
+def numbers_of(captured: Captured) -> list[Recipe]:
+    """The recipes of the numbers that a program's result holds: sizes, then the numbers in tensors that are outputs."""
+    numbers: list[Recipe] = []
+    _find_numbers(captured.result, numbers, set())
+    return sorted(numbers, key=lambda recipe: recipe.kind != "size")
+
+
+def give_numbers(captured: Captured, numbers: Sequence[Recipe]) -> None:
+    """Makes these outputs, behind the program's own."""
+    first = len(captured.outputs)
+    captured.result = _replaced(captured.result, {id(r): Recipe("output", first + at) for at, r in enumerate(numbers)})
 
 
 def _find_numbers(recipe: Recipe, found: list[Recipe], seen: set[int]) -> None:
@@ -191,13 +202,14 @@ _RELATIONS: dict[Any, Any] = {"==": operator.eq, "!=": operator.ne, ">=": operat
 # ---- the signature ---------------------------------------------------------------------------------------------------
 
 
-def rebuilt(call: Call, captured: Captured, flat: fx.GraphModule) -> tuple[list[object], object]:
-    """The real inputs of the flat graph, and the function's result with nodes of the flat graph in place of tensors."""
+def rebuilt(call: Call, captured: Captured, values: tuple[object, ...]) -> tuple[list[object], object]:
+    """The real inputs of the captured graph, and the function's result with `values` (nodes of a graph, or what else
+    stands for them) in place of the tensors that are computed."""
     seen: list[object] = []
 
     def run(inputs: list[Any]) -> tuple[object, ...]:
         seen.extend(inputs)
-        return results(flat.graph)
+        return values
 
     def misfit(*args: object, **kwargs: object) -> object:
         reason = "the result is made of tensors in a way that a graph cannot return"
@@ -293,6 +305,11 @@ def _constant(value: object, place: Mapping[int, fx.Node]) -> Any:
 def _path(source: Source, parameters: Sequence[str]) -> str:
     """As TorchDynamo names attributes: ``L['self'].layer.weight``."""
     return re.sub(r"\._(?:modules|parameters|buffers)\['(.*?)'\]", r".\1", provenance.path(source, parameters))
+
+
+def attribute_name(source: Source, parameters: Sequence[str]) -> str:
+    """A name for a tensor that is no argument."""
+    return _identifier(_path(source, parameters), {})
 
 
 def _identifier(text: str, taken: Mapping[str, object]) -> str:

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from bolide.functorch.aot import compile_trace
+from bolide.functorch.aot import compile_trace, inference_graph
 from bolide.functorch.compilers import LATE, interpret
 from bolide.functorch.config import config
 from bolide.functorch.graphs import GraphCompiler, GraphInfo, Runner
@@ -17,6 +17,7 @@ __all__ = [
     "compile_trace",
     "config",
     "graph_module",
+    "inference_graph",
     "interpret",
     "run_passes",
 ]

@@ -131,6 +131,21 @@ def _compile(trace: Trace, outputs: Sequence[TracedTensor], request: _Request) -
     return assembling(run, signature.outputs, signature.writes, trace.constants, _symbols(trace), numbers)
 
 
+def inference_graph(
+    trace: Trace, outputs: Sequence[TracedTensor], name: str, static: frozenset[int]
+) -> tuple[fx.GraphModule, GraphInfo, Signature]:
+    """The one graph of a finished trace without anything to differentiate, and how its outputs are made of the graph's
+    results. `static`: the inputs that are the same in every call. Raises Unsupported where results require grad."""
+    signature = describe(trace, outputs)
+    if signature.differentiable:
+        reason = "its results require grad, and there is no backward pass"
+        raise Unsupported(reason, remedy="call it under torch.no_grad(), or detach the inputs", kind="global_state")
+    finish_inference(trace, signature)
+    graph = run_passes(trace.graph, name, INFERENCE_PASSES)
+    info = GraphInfo("inference", static, frozenset(range(len(signature.results))))
+    return graph_module(graph, trace.constants, name), info, signature
+
+
 def _compile_inference(trace: Trace, signature: Signature, request: _Request) -> Runner:
     finish_inference(trace, signature)
     visible = frozenset(range(len(signature.results)))

@@ -9,7 +9,8 @@ from bolide.inductor.compiled_graph import CompiledGraph, compile_graph
 from bolide.inductor.config import config
 from bolide.support.errors import unknown_name
 
-compile: Callable[..., Any]  # joins all stages: bolide/__init__.py sets it
+aot_compile: Callable[..., str]  # these two join all stages: bolide/__init__.py sets them
+compile: Callable[..., Any]
 
 #: The options that each mode stands for.
 MODES: dict[str, dict[str, Any]] = {
@@ -37,4 +38,4 @@ def list_options() -> list[str]:
     return list(config.shallow_copy_dict())
 
 
-__all__ = ["CompiledGraph", "compile", "compile_graph", "config", "list_mode_options", "list_options"]
+__all__ = ["CompiledGraph", "aot_compile", "compile", "compile_graph", "config", "list_mode_options", "list_options"]

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 import torch.fx
@@ -22,7 +22,7 @@ from bolide.inductor.runtime import driver
 from bolide.inductor.runtime.kernels import CompiledKernel, sequence
 from bolide.inductor.schedule import schedule_program
 from bolide.inductor.schedule.nest import Schedule
-from bolide.inductor.schedule.pipeline import Tune, timed
+from bolide.inductor.schedule.pipeline import Scheduled, Tune, timed
 from bolide.inductor.schedule.stages import Refusal
 from bolide.support import events
 from bolide.support.locks import compiling
@@ -100,14 +100,24 @@ class CompiledGraph:
         return function(inputs), clock
 
 
-def compile_graph(
-    gm: torch.fx.GraphModule, info: GraphInfo, machine: Machine | None = None, tune: Tune | None = None
-) -> CompiledGraph:
-    """Compiles a functional ATen graph (the contract is in docs/inductor.md) for a machine, this one if none is given,
-    with the options of `inductor.config` as they are now. `tune` changes the schedule of each kernel."""
-    machine = machine or host_machine()
-    name = f"{info.kind}_{next(_numbers)}"
-    seconds: dict[str, float] = {}
+class Planned(NamedTuple):
+    """A graph's plan before code is generated for it; `constants`: its tensors by name; `sizes`: those that the call
+    has for which it is compiled."""
+
+    scheduled: Scheduled
+    constants: dict[str, torch.Tensor]
+    sizes: dict[str, int]
+
+
+def plan_graph(
+    gm: torch.fx.GraphModule,
+    info: GraphInfo,
+    machine: Machine,
+    name: str,
+    seconds: dict[str, float],
+    tune: Tune | None = None,
+) -> Planned:
+    """Lowers and schedules a graph, see `compile_graph`. `seconds` takes what each part takes."""
     with timed(seconds, "lower"):
         # gradients may be one tensor, as eager's are
         constants: dict[str, torch.Tensor] = {}
@@ -119,8 +129,20 @@ def compile_graph(
     with nullcontext(tune) if tune or not config.max_autotune else _search(name, machine, known) as chosen:
         scheduled = schedule_program(program, names, static, machine, chosen)
     seconds.update(scheduled.seconds)
-    plan = scheduled.plan
     _record_layouts(gm, scheduled.strides)
+    return Planned(scheduled, constants, known)
+
+
+def compile_graph(
+    gm: torch.fx.GraphModule, info: GraphInfo, machine: Machine | None = None, tune: Tune | None = None
+) -> CompiledGraph:
+    """Compiles a functional ATen graph (the contract is in docs/inductor.md) for a machine, this one if none is given,
+    with the options of `inductor.config` as they are now. `tune` changes the schedule of each kernel."""
+    machine = machine or host_machine()
+    name = f"{info.kind}_{next(_numbers)}"
+    seconds: dict[str, float] = {}
+    scheduled, constants, known = plan_graph(gm, info, machine, name, seconds, tune)
+    plan = scheduled.plan
     with timed(seconds, "codegen"):
         compiled = compile_kernels(plan.kernels, machine, known)
 

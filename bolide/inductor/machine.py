@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -155,10 +155,15 @@ def host_target() -> Target:
     """The instructions of the CPU this process runs on."""
     import llvmlite.binding as llvm
 
-    features = llvm.get_host_cpu_features()
+    return target_of(llvm.get_host_cpu_name(), llvm.get_host_cpu_features())
+
+
+def target_of(cpu: str, features: Mapping[str, bool]) -> Target:
+    """The instructions of a CPU, by LLVM's name, that has these features (others are as for that CPU)."""
     level = next(level for level in LEVELS if not level[0] or features.get(level[0]))
     _, name, bits, f32, f64, scales, dots = level
-    return Target(name, llvm.get_host_cpu_name(), features.flatten(), bits, f32, f64, scales, features.get(dots, False))
+    wanted = ",".join([f"{'+' if there else '-'}{feature}" for feature, there in sorted(features.items())])
+    return Target(name, cpu, wanted, bits, f32, f64, scales, features.get(dots, False))
 
 
 @functools.cache

@@ -34,6 +34,7 @@ def machine(cpu: str, features: str) -> Any:
     llvm.set_option("bolide", "-optimize-regalloc")
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()
     triple = llvm.Target.from_default_triple()
     return triple.create_target_machine(cpu=cpu, features=features, opt=0, reloc="pic", codemodel="small", jit=False)
 

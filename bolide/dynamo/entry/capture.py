@@ -423,7 +423,7 @@ class _Attempt:
             effects,
             sizes=self.symbols.done(),
             calls=self.calls,
-            examples=world.inputs.tensors if self.calls else (),
+            examples=world.inputs.tensors if self.calls or state.exporting else (),
             generators=tuple(world.drawn_from.values()),
             draws=tuple(world.draws),
             flags=tuple(world.journal.flags),

@@ -51,7 +51,7 @@ InPython = Callable[[Step, Sequence[str], Sequence[str]], object]
 there is no Python it makes the text of `PythonStep`."""
 
 
-_RELATIONS = {"==": ops.EQUAL, "!=": ops.UNEQUAL, ">=": ops.AT_LEAST}
+RELATIONS = {"==": ops.EQUAL, "!=": ops.UNEQUAL, ">=": ops.AT_LEAST}
 
 
 class _NoShim(Exception):
@@ -76,7 +76,7 @@ class _Assembler:
     def __post_init__(self) -> None:
         self.words = sorted(self.block.words())
         self.types = types_of((*self.block.inputs, *self.constants), self.block.steps)
-        self.tied = tied_views(self.block)
+        self.tied = tied_views(self.block) if self.writer.with_autograd else frozenset()
         self.in_python = self.python_for(self.block)
 
     def all(self) -> None:
@@ -123,7 +123,7 @@ class _Assembler:
         """What raises in Python if it must."""
         otherwise = self.otherwise(step)
         if isinstance(step, Require):
-            self.writer.require(step.expr, _RELATIONS[step.relation], otherwise)
+            self.writer.require(step.expr, RELATIONS[step.relation], otherwise)
         elif self.types[step.flag].device == CPU:
             self.writer.expect(self.writer.slots[step.flag], step.expected, otherwise)
         else:

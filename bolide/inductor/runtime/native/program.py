@@ -69,6 +69,11 @@ class Writer:
     _arrays: dict[tuple[Expr, ...], Operand] = field(default_factory=dict)
     _held: bool = True  # the interpreter lock
 
+    @property
+    def with_autograd(self) -> bool:
+        """Whether views that are results must be known as views to autograd."""
+        return True
+
     # ---- tensors and words -------------------------------------------------------------------------------------------
 
     def slot(self, name: str, handle: int = 0) -> int:

@@ -56,8 +56,7 @@ def acquire(thread: int) -> int:
 
 
 def execute(control: int, objects: int, slots: int, frame: int) -> bool:
-    """Runs the instructions; false if one raises an error. In a process with Python the interpreter lock is held before
-    and after."""
+    """Runs the instructions; false if one raises an error. An interpreter lock is held before and after."""
     code = word(control, ops.CODE)
     values = room(word(control, ops.LONGEST) + 1)
     thread = 0
@@ -86,7 +85,7 @@ def execute(control: int, objects: int, slots: int, frame: int) -> bool:
                     step = word(now, 2)
                 size = 9
             case ops.FREE:
-                free(now + 16, x, slots)
+                free_slots(now + 16, x, slots)
                 size = x + 2
             case ops.FREE_INPUTS:
                 free_inputs(now + 16, x, objects)
@@ -212,7 +211,7 @@ def holds(relation: int, value: int) -> bool:
             return value >= 0
 
 
-def free(places: int, count: int, slots: int) -> int:
+def free_slots(places: int, count: int, slots: int) -> int:
     """Gives up handles."""
     i = 0
     while i < count:

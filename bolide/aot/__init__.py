@@ -1,0 +1,1 @@
+"""Ahead of time: programs as shared libraries that run without Python."""

@@ -1,0 +1,123 @@
+"""`aot_compile`: a program to a shared library, alone or in a package."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import fx
+from torch.export import Dim, ExportedProgram
+from torch.fx.graph import _PyTreeCodeGen
+from torch.utils import _pytree as pytree
+
+from bolide.aot.capture import Specs, program_of
+from bolide.aot.cpu import library_target
+from bolide.aot.library import make_library
+from bolide.aot.package import write_package
+from bolide.inductor.machine import host_machine
+from bolide.support.errors import BolideError
+
+_OUTPUT_PATH = "aot_inductor.output_path"
+
+
+def compile_graph_module(
+    gm: fx.GraphModule, args: tuple[object, ...], kwargs: Mapping[str, object], options: Mapping[str, object]
+) -> str:
+    """The path of a library for a graph module, see `bolide.inductor.aot_compile`."""
+    chosen = dict(options)
+    output = chosen.pop(_OUTPUT_PATH, None)
+    path = Path(tempfile.mkdtemp(prefix="bolide_aot_")) / "model.so" if output is None else Path(str(output))
+    specs = _specs_of(gm)
+    given: tuple[object, ...] = tuple(args)
+    by_name = dict(kwargs)
+    if specs is not None:
+        leaves, received = pytree.tree_flatten((given, by_name))
+        if received != specs.arguments:
+            raise ValueError(
+                f"the arguments are not as the graph takes them\n  expected: {specs.arguments}\n  given: {received}"
+            )
+        if not isinstance(gm.graph._codegen, _PyTreeCodeGen):
+            given, by_name = tuple(leaves), {}
+    _library(gm, given, by_name, None, chosen, path, specs)
+    return str(path)
+
+
+def compile_package(
+    model: object,
+    args: tuple[object, ...] | None,
+    kwargs: Mapping[str, object] | None,
+    dynamic_shapes: object,
+    path: Path,
+    options: Mapping[str, object],
+) -> str:
+    """The path of a package with a library for a model, see `bolide.aot_compile`."""
+    if isinstance(model, ExportedProgram):
+        if args is None:
+            args, kwargs = model.example_inputs or ((), {})
+        dynamic_shapes = _dynamic_shapes(model) if dynamic_shapes is None else dynamic_shapes
+        model = model.module()
+    if args is None:
+        raise TypeError("aot_compile needs example arguments: only of an ExportedProgram they are known")
+    if not callable(model):
+        raise TypeError(f"aot_compile expects a function, a module or an ExportedProgram, not {model!r}")
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "model.so"
+        _library(model, tuple(args), kwargs or {}, dynamic_shapes, options, library, None)
+        write_package(library, path)
+    return str(path)
+
+
+def _library(
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    dynamic_shapes: object,
+    options: Mapping[str, object],
+    path: Path,
+    specs: Specs | None,
+) -> None:
+    target, needs = library_target()
+    machine = replace(host_machine(), target=target)
+    program = program_of(function, args, kwargs, dynamic_shapes, options, machine, specs)
+    make_library(program.contents, machine, needs, program.sizes, path)
+
+
+def _specs_of(gm: fx.GraphModule) -> Specs | None:
+    """How a graph module says that its arguments and its result are made."""
+    codegen = gm.graph._codegen
+    if isinstance(codegen, _PyTreeCodeGen):
+        info = codegen.pytree_info
+        return Specs(info.in_spec, info.out_spec) if info.out_spec is not None else None
+    arguments, result = getattr(gm, "_in_spec", None), getattr(gm, "_out_spec", None)
+    return Specs(arguments, result) if arguments is not None and result is not None else None
+
+
+def _dynamic_shapes(program: ExportedProgram) -> object:
+    """Which sizes of an exported program's arguments may differ, as `dynamo.export` takes them."""
+    if program.example_inputs is None:
+        raise BolideError("an exported program without example inputs: give args and dynamic_shapes")
+    names = {str(spec.arg.name) for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
+    slots = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    ranges = {str(symbol): bounds for symbol, bounds in program.range_constraints.items()}
+    dims: dict[str, object] = {}
+    shapes: list[object] = []
+    for slot in slots:
+        value = slot.meta.get("val")
+        shape: dict[int, object] = {}
+        for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt):
+                text = str(size)
+                if text not in ranges:
+                    shape[dim] = Dim.DYNAMIC
+                    continue
+                bounds = ranges[text]
+                lo, hi = int(bounds.lower), bounds.upper
+                dims.setdefault(text, Dim(text, min=max(lo, 2), max=int(hi) if hi.is_Integer else None))
+                shape[dim] = dims[text]
+        shapes.append(shape or None)
+    spec = program.call_spec.in_spec
+    args, kwargs = pytree.tree_unflatten(shapes, spec)
+    return [*args, *kwargs.values()]

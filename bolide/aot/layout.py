@@ -1,0 +1,64 @@
+"""Where things are in memory that a library's own code reads and writes, by word. The control block of its program
+(`inductor.runtime.native.instructions`) goes on with what stands here first.
+"""
+
+from __future__ import annotations
+
+from bolide.inductor.runtime.native.instructions import CONTROL_WORDS
+
+# The control block, behind the program's own words.
+CONSTANTS = CONTROL_WORDS  # how many
+CONSTANT_TABLE = CONTROL_WORDS + 1  # address of their records
+BLOB_SIZE = CONTROL_WORDS + 2  # of their data, at the end of the file, in bytes
+BLOB_MARK = CONTROL_WORDS + 3  # the first word of the data
+IN_SPEC = CONTROL_WORDS + 4  # address of a text
+OUT_SPEC = CONTROL_WORDS + 5
+NEEDS = CONTROL_WORDS + 6  # how many features of the CPU are needed
+NEED_TABLE = CONTROL_WORDS + 7  # address of their records
+DTYPES = CONTROL_WORDS + 8  # address of the names of dtypes, by number
+INPUT_NAMES = CONTROL_WORDS + 9  # address of texts
+OUTPUT_NAMES = CONTROL_WORDS + 10
+LIBRARY_WORDS = CONTROL_WORDS + 11
+
+# The record of a constant.
+NAME = 0
+KIND = 1
+DTYPE = 2
+DIMS = 3
+SIZES = 4
+STRIDES = 5
+AT = 6  # where its data are, in bytes from the first
+BYTES = 7
+RECORD_WORDS = 8
+
+# Kinds of constants, with PyTorch's numbers.
+PARAMETER = 1
+BUFFER = 2
+TENSOR = 3
+
+# The record of a feature: a bit that the instruction `cpuid` gives.
+LEAF = 0
+SUBLEAF = 1
+REGISTER = 2
+BIT = 3
+FEATURE = 4
+NEED_WORDS = 5
+
+# What is done otherwise: kind, the instruction to go on at, the text, then what the kind needs.
+MESSAGE = 0  # nothing
+REFUSED = 1  # nothing; a function in C has told why
+VALUE = 2  # a frame word, which the text has a place for
+INPUT = 3  # slot, dtype, dimensions, operands: address of sizes, of strides
+STEP_WORDS = 10
+
+# Kinds of results beside HANDLE and WORD: a number of a type, none.
+INTEGER = 10
+FLOAT = 11
+BOOL = 12
+NONE = 13
+
+# A container, which is what a library's user holds: behind eight words of a lock
+ACTIVE = 8  # which of two sets of constants is used
+SETS = 9  # addresses of the handles of both
+DATA = 11  # where the data of the constants are, or 0
+CONTAINER_WORDS = 12
