@@ -17,7 +17,7 @@ from typing import Any
 import click
 import torch
 
-from benchmarks.models import ISSUE_MODELS
+from benchmarks.models import BUILDERS, ISSUE_MODELS
 from benchmarks.run import environment
 from benchmarks.worker import checked, first_line, interleaved
 
@@ -77,12 +77,13 @@ def mean(ratios: list[float]) -> float:
 
 
 @click.command()
-@click.option("--models", default=",".join(ISSUE_MODELS), help="Names of benchmarks.models, with commas.")
+@click.option("--models", default=",".join(ISSUE_MODELS), help="Names of benchmarks.models, with commas, or all.")
 @click.option("--modes", default="inference,train")
 @click.option("--threads", default=",".join(str(n) for n in COUNTS if n <= (os.cpu_count() or 1)))
 @click.option("--compilers", default="eager,bolide", help="eager, bolide, torch.")
 @click.option("--scale", default="small")
 @click.option("--dtype", default="float32")
+@click.option("--freezing", is_flag=True, help="Parameters are constants, for both compilers; inference only.")
 @click.option("--rounds", default=7)
 @click.option("--seconds", default=0.7, help="For each compiler and number of threads.")
 @click.option("--limit", default=300.0, help="Seconds for one model and mode.")
@@ -97,8 +98,8 @@ def main(one: str, models: str, modes: str, threads: str, limit: float, **option
     print(f"| model | {' | '.join(f'{n} threads: × {others}' for n in counts)} |", flush=True)
     print("| --- |" + " --- |" * len(counts))
     every: dict[str, dict[str, list[float]]] = {}
-    for model in models.split(","):
-        for mode in modes.split(","):
+    for model in BUILDERS if models == "all" else models.split(","):
+        for mode in ["inference"] if options["freezing"] else modes.split(","):
             spec = {**options, "model": model, "mode": mode, "threads": counts, "compilers": compilers}
             line, ratios = row(f"{model} {mode}", measured(spec, limit))
             print(line, flush=True)

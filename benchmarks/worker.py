@@ -6,6 +6,7 @@ Measurements never share a process, so that none sees another's caches, imports 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import math
@@ -38,15 +39,16 @@ gradient changes by percents: so a result counts as wrong when it differs for ev
 """
 
 
-def compiler(name: str) -> Callable[[Any], Any]:
-    """What turns a module or function into the thing that is measured."""
+def compiler(name: str, freezing: bool = False) -> Callable[[Any], Any]:
+    """What turns a module or function into the thing that is measured. `freezing`: parameters become constants."""
     if name == "eager":
         return lambda target: target
+    options = {"options": {"freezing": True}} if freezing else {}
     if name == "torch":
-        return torch.compile
+        return functools.partial(torch.compile, **options)
     import bolide
 
-    return bolide.compile
+    return functools.partial(bolide.compile, **options)
 
 
 @contextlib.contextmanager
@@ -147,7 +149,8 @@ def checked(spec: dict[str, Any], name: str) -> tuple[Step, float, float]:
         workload, same = prepared(spec, seed=seed), prepared(spec, seed=seed)
         eager = observed(same, stepper(same, same.module, spec["mode"], spec["dtype"]))
         rounding = rounding_error(spec, eager, seed)
-        step = stepper(workload, compiler(name)(workload.module), spec["mode"], spec["dtype"])
+        make = compiler(name, spec.get("freezing", False))
+        step = stepper(workload, make(workload.module), spec["mode"], spec["dtype"])
         worst = difference(observed(workload, step), eager)
         if worst <= max(TOLERANCE[spec["dtype"]], 4.0 * rounding):
             return step, worst, rounding

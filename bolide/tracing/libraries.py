@@ -55,8 +55,6 @@ class Attention(NamedTuple):
 
 
 _LENGTHS, _TERMS = (1, 16, 64, 128, 256, 512, 1024), (16, 32, 64, 128)
-MOST_SCORES = 1 << 23
-"""More scores than these are not stored: the fused kernel needs no memory for them."""
 
 _ROWS, _WIDTHS = (1, 2, 4, 16, 64, 256), (64, 256, 1024)
 _MOST = 1 << 24  # multiplications of what is measured: larger products are as these are
@@ -170,7 +168,7 @@ def _times(calls: dict[_Name, Callable[[], object]], clock: Callable[[], float])
 
 def attention(dtype: torch.dtype, heads: int, queries: int, keys: int, terms: int, causal: bool, backward: bool) -> Way:
     """How attention in 16 bits is faster on torch's number of threads; `heads` are those of all the batch."""
-    if heads * queries * keys > MOST_SCORES:
+    if heads * queries * keys > policy_of(_CPU).most_stored_scores:
         return "fused"
     threads = _threads()
     lengths = (_floor(queries, _LENGTHS), _floor(keys, _LENGTHS), _floor(terms, _TERMS))

@@ -19,6 +19,8 @@ class Policy:
     #: scores take 13.7 ms one after the other and 6.5 in the kernel, 2×4×256×256 take 1.48 and 1.64.
     least_scores: int = 1 << 20
     least_length: int = 256
+    #: So many scores of attention in 16 bits may be stored for products: the fused kernel needs no memory for them.
+    most_stored_scores: int = 1 << 23
     #: A convolution of all channels runs in channels_last from so many results on, with at most so many weights, which
     #: are brought into that order in every call. Two threads: ResNet-18 at batch 8, 224×224 takes 101 ms row-major and
     #: 83 with these bounds, ResNet-50 297 and 241. At batch 2, 128×128, below them, that order costs 7 %.

@@ -12,6 +12,7 @@ import torch
 
 import bolide
 from bolide.inductor.plan import Call
+from bolide.inductor.plan.steps import all_steps
 from bolide.support import events
 from bolide.tracing.policy import POLICIES
 
@@ -34,7 +35,7 @@ def fused(program: Callable[..., Any], *args: torch.Tensor, fuses: bool = True) 
     with events.subscribed(lambda event: graphs.append(event.artifact) if isinstance(event, events.Compiled) else None):
         ours, eager = compiled(*args), program(*args)
     torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5, equal_nan=True, check_stride=True)
-    calls = [str(step.operator) for step in graphs[0].plan.steps if isinstance(step, Call)]
+    calls = [str(step.operator) for step in all_steps(graphs[0].plan.steps) if isinstance(step, Call)]
     assert any("flash" in call for call in calls) is fuses, calls
 
 
@@ -86,6 +87,21 @@ def test_causal_and_rows_without_keys() -> None:
     mask = torch.zeros(6, 9, dtype=torch.bool)
     mask[3] = True
     fused(lambda q, k, v, m: (q @ k.transpose(-1, -2)).masked_fill(m, -INF).softmax(-1) @ v, *operands(2, 3), mask)
+
+
+@pytest.mark.parametrize("value", [math.nan, INF, -INF, 3e38])
+@pytest.mark.parametrize("place", [0, 1])
+def test_scores_that_are_not_finite_behind_a_mask(place: int, value: float) -> None:
+    """The kernel adds a mask; a program that puts -inf has numbers where what is masked is not one."""
+    mask = torch.ones(12, 12, dtype=torch.bool).triu(1)
+    given = operands(2, 3, queries=12, keys=12)
+    given[place][1, 2, 5, 3] = value
+    fused(lambda q, k, v, m: (q @ k.transpose(-1, -2) / 3).masked_fill(m, -INF).softmax(-1) @ v, *given, mask)
+    fused(lambda q, k, v, m: torch.softmax(q @ k.transpose(-1, -2) + m, -1) @ v, *given, torch.randn(12, 12))
+    compiled = bolide.compile(lambda q, m: (q @ q.mT).masked_fill(m, -INF).softmax(-1) @ q)
+    for q in given[0], given[1]:
+        eager = (q @ q.mT).masked_fill(mask, -INF).softmax(-1) @ q
+        torch.testing.assert_close(compiled(q, mask), eager, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def test_three_dimensions_with_masks() -> None:
