@@ -24,9 +24,9 @@ from torch.utils import _pytree as pytree
 from bolide.functorch.aot import compile_trace
 from bolide.functorch.foreign import Outgoing, PartitionFn, outgoing, split_by
 from bolide.functorch.graphs import GraphInfo, Runner, constants_of, is_size, is_tensor, placeholders
-from bolide.functorch.signature import with_sizes
+from bolide.functorch.signature import MADE_WITHOUT_GRAD, ONE_OF_SEVERAL, has_new_history, with_sizes
 from bolide.functorch.wrapped import Wrappers, finished, has_wrappers, taken_apart
-from bolide.support.errors import BolideError, FixedSizesNeeded, Refuted, Unsupported
+from bolide.support.errors import BolideError, FixedSizesNeeded, Refuted, Unsupported, insistent
 from bolide.support.garbage import collector_paused
 from bolide.support.locks import compiling
 from bolide.support.origins import is_mistake, is_ours
@@ -132,7 +132,8 @@ class Version:
     arguments are not known by theirs; `guards`: what is assumed of the symbols; `fixed`: leaves whose sizes, strides
     and offset have to be these; `apart`: inputs, with leaves that lie in their memory and may count writes by
     themselves; `flags`: leaves that require grad from now on, or do not; `reshaped`: leaves that the call gives other
-    sizes and strides, and by how much their offset changes; `renewed`: leaves that become a result; `generators`: where
+    sizes and strides, and by how much their offset changes; `renewed`: leaves that become a result; `derived`: tensors in the memory of an input
+    that get the history of a result, whose value they have; `generators`: where
     graphs find random generators among the leaves; `held`: values that are known by their identity.
     """
 
@@ -147,6 +148,7 @@ class Version:
     flags: dict[int, bool]
     reshaped: dict[int, Layout]
     renewed: dict[int, int]
+    derived: dict[Taken, int]
     generators: tuple[tuple[GeneratorSlot, int], ...]
     outputs: tuple[Given, ...]
     spec: pytree.TreeSpec
@@ -178,20 +180,33 @@ class Version:
             leaves[at].requires_grad_(wanted)
         tensors = [taken.of(leaves) for taken in self.inputs]
         values = self._values(tensors)
+        for at, layout in self.reshaped.items():
+            old = _reshape(leaves[at], with_sizes(layout, values))
+            if Taken(at) in self.inputs:
+                tensors[self.inputs.index(Taken(at))] = old
         counted = [(tensors[at], [leaves[place] for place in places]) for at, places in self.apart.items()]
         before = [(base._version, [leaf._version for leaf in own]) for base, own in counted]
         results = self.run([*tensors, *values.values()])
         for (base, own), (version, versions) in zip(counted, before):
             if base._version != version:
                 torch._C._increment_version([leaf for leaf, old in zip(own, versions) if leaf._version == old])
-        for at, layout in self.reshaped.items():
-            *places, offset = with_sizes(layout, values)
-            rank = len(places) // 2
-            leaves[at].as_strided_(places[:rank], places[rank:], leaves[at].storage_offset() + offset)
+        for taken, place in self.derived.items():
+            written = taken.of(leaves)
+            with torch.enable_grad(), torch.autograd._unsafe_preserve_version_counter(written):
+                written.copy_(results[place])
         with torch.no_grad():
             for at, place in self.renewed.items():
                 leaves[at].set_(results[place])
         return pytree.tree_unflatten([_found(given, results, leaves, values) for given in self.outputs], self.spec)
+
+
+def _reshape(tensor: Tensor, layout: Sequence[int]) -> Tensor:
+    """Gives a tensor other sizes and strides, and moves its offset; a view of it that is as it was. The graphs get
+    this: what they save, write and look at belongs to a tensor that does not change its shape any more."""
+    *places, offset = layout
+    before, rank = (tensor.shape, tensor.stride(), tensor.storage_offset()), len(places) // 2
+    tensor.as_strided_(places[:rank], places[rank:], before[-1] + offset)
+    return tensor.as_strided(*before)
 
 
 def _found(given: Given, results: Sequence[Any], leaves: Leaves, sizes: dict[str, int]) -> Any:
@@ -314,8 +329,9 @@ def _is_asked(cls: type) -> bool:
     return cls is not Tensor and function is not torch._C._disabled_torch_function_impl
 
 
-def _marks(tensor: Tensor) -> tuple[bool, ...]:
-    return tensor.is_conj(), tensor.is_neg(), tensor.is_inference()
+def _marks(tensor: Tensor) -> tuple[object, ...]:
+    creation = torch._C._autograd._get_creation_meta(tensor) if tensor._is_view() else None
+    return tensor.is_conj(), tensor.is_neg(), tensor.is_inference(), creation
 
 
 def _constant(value: object) -> object:
@@ -422,6 +438,7 @@ class _Tracing:
         self.known: dict[int, Any] = {}
         self.fixed: dict[Taken, Layout] = {}
         self.apart: dict[int, tuple[int, ...]] = {}
+        self.detached: dict[Taken, Tensor] = {}  # what stands for tensors in an input's memory that autograd sees apart
         self.flags: dict[int, bool] = {}
         self.traced: dict[int, Any] = {}  # what stands for a leaf, by its id
         self.generators: list[tuple[GeneratorSlot, int]] = []
@@ -496,16 +513,27 @@ class _Tracing:
             self.apart[len(self.inputs)] = tuple(apart)
         traced = self._enter(taken, False)
         self.fixed[taken] = _places(base)
+        bases: dict[int, Tensor] = {id(base): traced}
         for at in family:
             leaf = self.leaves[at]
             self.fixed[Taken(at)] = _places(leaf)
-            if leaf is not base:
-                source = traced.detach() if at in apart and taken.part != "storage" else traced
-                with torch.set_grad_enabled(leaf.requires_grad or not base.requires_grad), self.trace.recording():
-                    view = torch.as_strided(source, leaf.shape, leaf.stride(), leaf.storage_offset())
-                self.traced[id(leaf)] = view
-            else:
-                self.traced[id(leaf)] = traced
+            own = base if taken.part == "storage" else _base(leaf)
+            if id(own) not in bases:  # one that was detached
+                detached = Taken(at, "base") if own is not leaf else Taken(at)
+                self.fixed[detached] = _places(own)
+                with self.trace.recording():
+                    bases[id(own)] = self.detached[detached] = _placed_like(own, traced).detach()
+            self.traced[id(leaf)] = bases[id(own)] if leaf is own else self._viewed(leaf, own, bases[id(own)])
+
+    def _viewed(self, leaf: Tensor, base: Tensor, traced: Tensor) -> Tensor:
+        """A leaf as a view of what stands for its base."""
+        creation = torch._C._autograd._get_creation_meta(leaf) if leaf._is_view() else None
+        tracked = creation != MADE_WITHOUT_GRAD and (leaf.requires_grad or not base.requires_grad)
+        with torch.set_grad_enabled(tracked), self.trace.recording():
+            view = _placed_like(leaf, traced)
+        if creation == ONE_OF_SEVERAL:
+            torch._C._autograd._set_creation_meta(view, creation)
+        return view
 
     def _first(self) -> list[int]:
         """The leaves that are tensors, each once."""
@@ -535,7 +563,7 @@ class _Tracing:
             ):
                 wrappers = Wrappers(trace.derivation)
                 args, kwargs = wrappers.together((args, kwargs))
-                result = wrappers.apart(request.function(*args, **kwargs))
+                result = wrappers.apart(insistent(functools.partial(request.function, *args, **kwargs)))
         except BolideError:
             raise
         except Exception as error:
@@ -548,6 +576,11 @@ class _Tracing:
         outputs: list[TracedTensor] = []
         renewed = self._renewed(outputs)
         reshaped = self._reshaped(renewed)
+        derived = {
+            taken: self._value_of(detached, outputs)
+            for taken, detached in self.detached.items()
+            if detached.grad_fn is not None
+        }
         given = tuple([self._given(leaf, outputs, {*reshaped, *renewed}) for leaf in flat])
         histories = [output.grad_fn for output in (*outputs, *trace.inputs)]
         made = {id(leaf) for leaf in inner_leaves(histories, trace.leaves)}
@@ -555,7 +588,10 @@ class _Tracing:
             raise Unsupported("a result is a leaf of the history of another one", kind="new_leaf")
         trace.derivation.is_own |= _has_functions(histories)
         compiler = functools.partial(_compiled_by, request, len(trace.sizes))
-        switched = not torch.is_grad_enabled() and any(output.grad_fn is not None for output in outputs)
+        switched = not torch.is_grad_enabled() and (
+            any(_base(output).grad_fn is not None for output in outputs)
+            or any(map(has_new_history, trace.inputs, trace.leaves))
+        )
         with torch.enable_grad() if switched else nullcontext():
             run = compile_trace(
                 trace,
@@ -582,6 +618,7 @@ class _Tracing:
             self.flags,
             reshaped,
             renewed,
+            derived,
             tuple(self.generators),
             given,
             result_spec,
@@ -638,6 +675,11 @@ class _Tracing:
         with torch.no_grad(), self.trace.recording():
             return tensor.detach()
 
+    def _value_of(self, tensor: Tensor, outputs: list[TracedTensor]) -> int:
+        """A result with the value, and the history, of a tensor, in memory of its own."""
+        with torch.enable_grad(), self.trace.recording():
+            return self._output(tensor.clone(), outputs)
+
     def _output(self, tensor: Tensor, outputs: list[TracedTensor]) -> int:
         outputs.append(self.trace.own(tensor))
         return len(outputs) - 1
@@ -652,6 +694,11 @@ def _has_functions(nodes: Iterable[Node | None]) -> bool:
 def _places(tensor: Tensor) -> tuple[int, ...]:
     """Where the elements of a tensor lie."""
     return (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+
+
+def _placed_like(tensor: Tensor, traced: Tensor) -> Tensor:
+    """The view of a traced tensor that lies where `tensor` does."""
+    return torch.as_strided(traced, tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _traced_layout(tensor: TracedTensor) -> Layout:

@@ -27,7 +27,7 @@ from bolide.tracing.rules.common import is_dense
 Chain = tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
 
 
-_MADE_WITHOUT_GRAD = torch._C._autograd.CreationMeta.NO_GRAD_MODE
+MADE_WITHOUT_GRAD = torch._C._autograd.CreationMeta.NO_GRAD_MODE
 ONE_OF_SEVERAL = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
 _ALIAS: Chain = ((torch.ops.aten.alias.default, (), {}),)
 _DETACH: Chain = ((torch.ops.aten.detach.default, (), {}),)
@@ -111,7 +111,7 @@ def describe(trace: Trace, outputs: Sequence[TracedTensor]) -> Signature:
     writes: list[InputWrite] = []
     for index in trace.mutated_inputs():
         tensor = trace.inputs[index]
-        with_history = _has_new_history(tensor, trace.leaves[index])
+        with_history = has_new_history(tensor, trace.leaves[index])
         group, result = tensor.group, len(results) if with_history else None
         writes.append(InputWrite(index, result, group.counted, group.plainly))
         if with_history:
@@ -145,7 +145,7 @@ def _names(chain: Chain) -> set[str]:
     return set().union(*(expr.free_vars for expr in found_in(chain, Expr)))
 
 
-def _has_new_history(tensor: TracedTensor, leaf: TracedTensor) -> bool:
+def has_new_history(tensor: TracedTensor, leaf: TracedTensor) -> bool:
     """Did a write to an input become part of its history? One that is no leaf has a first step that leads to `leaf`."""
     step: Any = tensor.grad_fn
     if step is None or tensor is leaf:
@@ -245,7 +245,7 @@ def _aliases(
         if owner is not None and tracked is None:
             if tensor is not owner and creation is not None and tensor._base is owner and not owner.requires_grad:
                 # autograd sees a view without history: a write with one would reach the owner
-                tracked = creation != _MADE_WITHOUT_GRAD
+                tracked = creation != MADE_WITHOUT_GRAD
             elif tensor is not owner and not tensor.requires_grad:
                 chain = (*_DETACH, *chain)
             elif owner.requires_grad:

@@ -74,6 +74,17 @@ def _as_strided(
     return scattered if in_rows else trace.call(aten.permute.default, scattered, invert(order))
 
 
+@_inverse("unfold")
+def _unfold(trace: Recording, operand: Node, value: Node, dim: int, size: int, step: int) -> Node:
+    """Windows do not overlap: `write` refuses those that do."""
+    stride, sizes = operand.meta["val"].stride, value.meta["val"].shape
+    if not stride:
+        return _reshape(trace, operand, value)
+    steps = [*stride, stride[dim]]
+    steps[dim % len(stride)] *= step
+    return _as_strided(trace, operand, value, *([trace.unwrap(n) for n in each] for each in (sizes, steps)), 0)
+
+
 def _number(arg: Node | int) -> Any:
     return arg.meta["val"] if isinstance(arg, Node) else arg
 
