@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,13 +24,14 @@ from torch.utils import _pytree as pytree
 from bolide.functorch.aot import compile_trace
 from bolide.functorch.foreign import Outgoing, PartitionFn, outgoing, split_by
 from bolide.functorch.graphs import GraphInfo, Runner, constants_of, is_size, is_tensor, placeholders
-from bolide.functorch.signature import MADE_WITHOUT_GRAD, ONE_OF_SEVERAL, has_new_history, with_sizes
+from bolide.functorch.signature import MADE_WITHOUT_GRAD, ONE_OF_SEVERAL, has_new_history
+from bolide.functorch.versions import Given, Layout, Leaves, Taken, Version, places_of
 from bolide.functorch.wrapped import Wrappers, finished, has_wrappers, taken_apart
 from bolide.support.errors import BolideError, FixedSizesNeeded, Refuted, Unsupported, insistent
 from bolide.support.garbage import collector_paused
 from bolide.support.locks import compiling
 from bolide.support.origins import is_mistake, is_ours
-from bolide.symbolic import Cond, Expr, Ratio, as_expr, is_data
+from bolide.symbolic import Ratio, as_expr, is_data
 from bolide.tracing import TensorMeta, Trace, TracedTensor, modes
 from bolide.tracing.called.direct import Calling
 from bolide.tracing.called.native import recording_control_flow
@@ -46,7 +47,6 @@ Function = Callable[..., Any]
 Compiler = Callable[..., Function]
 """``(graph: fx.GraphModule, example_inputs: list) -> callable`` that takes the inputs one by one, or as one list if it
 is boxed (`make_boxed_compiler`)."""
-Leaves = Sequence[Any]
 
 
 @dataclass(slots=True)
@@ -91,137 +91,7 @@ class Request:
         return {"forward": self.forward, "backward": self.backward, "inference": self.inference}[kind]
 
 
-class Taken(NamedTuple):
-    """An input of a graph: the leaf at this position of the arguments, or the tensor that it is a view of, or all of
-    the memory that it lies in."""
-
-    at: int
-    part: Literal["leaf", "base", "storage"] = "leaf"
-
-    def of(self, leaves: Leaves) -> Tensor:
-        leaf: Tensor = leaves[self.at]
-        if self.part == "leaf":
-            return leaf
-        if self.part == "base":
-            assert leaf._base is not None
-            return leaf._base
-        storage = leaf.untyped_storage()
-        whole: Any = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
-        tensor: Tensor = whole.set_(storage, 0, (storage.nbytes() // leaf.element_size(),), (1,))
-        return tensor
-
-
-class Given(NamedTuple):
-    """A leaf of the result: the result of the graphs (a tensor, one that becomes a leaf of autograd's, or the number in
-    it) or the argument at a place, a constant, which may be made of sizes, or a shape made of such."""
-
-    kind: Literal["result", "leaf", "number", "argument", "constant", "shape"]
-    value: Any
-
-
-Layout = tuple[Any, ...]
-"""Sizes and strides, and the offset where that counts: integers, or `Expr`s of symbols."""
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """What was compiled for arguments of one kind.
-
-    `outside`: tensors that are reached in another way than as arguments; they are leaves behind those of the arguments;
-    `sizes`: the symbols, by name, as pairs of an input and a dimension; `layouts`: sizes and strides of inputs, where
-    arguments are not known by theirs; `guards`: what is assumed of the symbols; `fixed`: leaves whose sizes, strides
-    and offset have to be these; `apart`: inputs, with leaves that lie in their memory and may count writes by
-    themselves; `flags`: leaves that require grad from now on, or do not; `reshaped`: leaves that the call gives other
-    sizes and strides, and by how much their offset changes; `renewed`: leaves that become a result; `derived`: tensors in the memory of an input
-    that get the history of a result, whose value they have; `generators`: where
-    graphs find random generators among the leaves; `held`: values that are known by their identity.
-    """
-
-    run: Runner
-    outside: tuple[Tensor, ...]
-    inputs: tuple[Taken, ...]
-    sizes: dict[str, tuple[int, int]]
-    layouts: tuple[Layout, ...]
-    guards: tuple[Cond, ...]
-    fixed: dict[Taken, Layout]
-    apart: dict[int, tuple[int, ...]]
-    flags: dict[int, bool]
-    reshaped: dict[int, Layout]
-    renewed: dict[int, int]
-    derived: dict[Taken, int]
-    generators: tuple[tuple[GeneratorSlot, int], ...]
-    outputs: tuple[Given, ...]
-    spec: pytree.TreeSpec
-    held: tuple[object, ...]
-
-    def fits(self, leaves: Leaves) -> bool:
-        """Whether it serves these arguments."""
-        if any(_places(taken.of(leaves)) != layout for taken, layout in self.fixed.items()):
-            return False
-        if not self.layouts:
-            return True
-        leaves = [*leaves, *self.outside]
-        tensors = [taken.of(leaves) for taken in self.inputs]
-        values = self._values(tensors)
-        if any(value < 2 for value in values.values()):  # to the trace, these are numbers
-            return False
-        layouts = ((*tensor.shape, *tensor.stride()) for tensor in tensors)
-        same = all(real == with_sizes(wanted, values) for real, wanted in zip(layouts, self.layouts))
-        return same and all(guard.holds_at(guard.expr.evaluate(values)) for guard in self.guards)
-
-    def _values(self, tensors: Sequence[Tensor]) -> dict[str, int]:
-        return {name: tensors[at].shape[dim] for name, (at, dim) in self.sizes.items()}
-
-    def __call__(self, leaves: Leaves) -> Any:
-        leaves = [*leaves, *self.outside]
-        for slot, at in self.generators:
-            slot.put(leaves[at])
-        for at, wanted in self.flags.items():
-            leaves[at].requires_grad_(wanted)
-        tensors = [taken.of(leaves) for taken in self.inputs]
-        values = self._values(tensors)
-        for at, layout in self.reshaped.items():
-            old = _reshape(leaves[at], with_sizes(layout, values))
-            if Taken(at) in self.inputs:
-                tensors[self.inputs.index(Taken(at))] = old
-        counted = [(tensors[at], [leaves[place] for place in places]) for at, places in self.apart.items()]
-        before = [(base._version, [leaf._version for leaf in own]) for base, own in counted]
-        results = self.run([*tensors, *values.values()])
-        for (base, own), (version, versions) in zip(counted, before):
-            if base._version != version:
-                torch._C._increment_version([leaf for leaf, old in zip(own, versions) if leaf._version == old])
-        for taken, place in self.derived.items():
-            written = taken.of(leaves)
-            with torch.enable_grad(), torch.autograd._unsafe_preserve_version_counter(written):
-                written.copy_(results[place])
-        with torch.no_grad():
-            for at, place in self.renewed.items():
-                leaves[at].set_(results[place])
-        return pytree.tree_unflatten([_found(given, results, leaves, values) for given in self.outputs], self.spec)
-
-
-def _reshape(tensor: Tensor, layout: Sequence[int]) -> Tensor:
-    """Gives a tensor other sizes and strides, and moves its offset; a view of it that is as it was. The graphs get
-    this: what they save, write and look at belongs to a tensor that does not change its shape any more."""
-    *places, offset = layout
-    before, rank = (tensor.shape, tensor.stride(), tensor.storage_offset()), len(places) // 2
-    tensor.as_strided_(places[:rank], places[rank:], before[-1] + offset)
-    return tensor.as_strided(*before)
-
-
-def _found(given: Given, results: Sequence[Any], leaves: Leaves, sizes: dict[str, int]) -> Any:
-    value = given.value
-    if given.kind == "constant":
-        if isinstance(value, Ratio):
-            return value.over.evaluate(sizes) / value.under
-        return value.evaluate(sizes) if isinstance(value, Expr) else value
-    if given.kind == "shape":
-        return torch.Size([_found(size, results, leaves, sizes) for size in value])
-    if given.kind == "argument":
-        return leaves[value]
-    if given.kind == "leaf":
-        return results[value].requires_grad_()
-    return results[value].item() if given.kind == "number" else results[value]
+_RAISED_BY_KERNELS = (RuntimeError, IndexError, NotImplementedError, ValueError)
 
 
 @dataclass(slots=True)
@@ -265,8 +135,10 @@ class Versions:
         if watched or any(_is_inside(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
             return self.request.function(*args, **kwargs)
         leaves, spec, wrappers = self.flattened(args, kwargs)
+        version = self.find(leaves, spec)
+        drawn = torch.get_rng_state() if version.handles else None
         try:
-            return finished(self.find(leaves, spec)(leaves), wrappers)
+            return finished(version(leaves), wrappers)
         except GradientOfOtherForm:
             if self.by_handles or not wrappers:
                 raise
@@ -274,6 +146,11 @@ class Versions:
             return self(*args, **kwargs)
         except Refuted:
             return self.request.function(*args, **kwargs)
+        except _RAISED_BY_KERNELS:
+            if drawn is None:
+                raise
+            torch.set_rng_state(drawn)
+        return self.request.function(*args, **kwargs)  # the program handles it; graphs have written nothing yet
 
 
 def _is_inside(leaf: object) -> bool:
@@ -512,15 +389,15 @@ class _Tracing:
         if apart and not base.is_inference():  # those count no writes
             self.apart[len(self.inputs)] = tuple(apart)
         traced = self._enter(taken, False)
-        self.fixed[taken] = _places(base)
+        self.fixed[taken] = places_of(base)
         bases: dict[int, Tensor] = {id(base): traced}
         for at in family:
             leaf = self.leaves[at]
-            self.fixed[Taken(at)] = _places(leaf)
+            self.fixed[Taken(at)] = places_of(leaf)
             own = base if taken.part == "storage" else _base(leaf)
             if id(own) not in bases:  # one that was detached
                 detached = Taken(at, "base") if own is not leaf else Taken(at)
-                self.fixed[detached] = _places(own)
+                self.fixed[detached] = places_of(own)
                 with self.trace.recording():
                     bases[id(own)] = self.detached[detached] = _placed_like(own, traced).detach()
             self.traced[id(leaf)] = bases[id(own)] if leaf is own else self._viewed(leaf, own, bases[id(own)])
@@ -559,7 +436,7 @@ class _Tracing:
                 _autocast_without_cache(),
                 _said_to_be_compiling(),
                 recording_control_flow(trace),
-                Calling(trace, self),
+                Calling(trace, self) as calling,
             ):
                 wrappers = Wrappers(trace.derivation)
                 args, kwargs = wrappers.together((args, kwargs))
@@ -604,7 +481,7 @@ class _Tracing:
             )
         run = torch.enable_grad()(run) if switched else run
         read = [self.inputs[place] for place in self.offsets.places]
-        fixed = {**self.fixed, **{taken: _places(taken.of(self.leaves)) for taken in read}}
+        fixed = {**self.fixed, **{taken: places_of(taken.of(self.leaves)) for taken in read}}
         symbols = [as_expr(size).text() for size in trace.sizes]
         return Version(
             run,
@@ -623,6 +500,7 @@ class _Tracing:
             given,
             result_spec,
             tuple([leaf for leaf in self.leaves if not isinstance(leaf, Tensor) and not _has_hash(leaf)]),
+            calling.handles,
         )
 
     def _renewed(self, outputs: list[TracedTensor]) -> dict[int, int]:
@@ -689,11 +567,6 @@ def _has_functions(nodes: Iterable[Node | None]) -> bool:
     """Whether there is a Function of the program's in a history."""
     functions = (type(node) for node in nodes_behind(nodes) if isinstance(node, BackwardCFunction))
     return any(not is_ours(vars(function)["_forward_cls"].forward.__code__) for function in functions)
-
-
-def _places(tensor: Tensor) -> tuple[int, ...]:
-    """Where the elements of a tensor lie."""
-    return (*tensor.shape, *tensor.stride(), tensor.storage_offset())
 
 
 def _placed_like(tensor: Tensor, traced: Tensor) -> Tensor:

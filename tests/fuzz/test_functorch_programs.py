@@ -1,6 +1,6 @@
 """Random programs with views, in-place writes and shared memory: compiled, they do what eager does, gradients too.
 
-By hand, those over shared memory, through `aot_function`: `python FILE COUNT [SEED] [--jobs N]`.
+By hand, those over shared memory, through `aot_function`: COUNT [SEED] [--jobs N].
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def called(fn: Callable[..., Any], number: int, size: int) -> dict[str, Any]:
     now = [tensor.detach().clone() for tensor in seen]
     layouts = [
         (tensor.shape, tensor.dtype, tensor.requires_grad, tensor.is_leaf, tensor.is_conj(), tensor.is_neg())
-        + (tensor.stride() if tensor.numel() > 1 else (), tensor.storage_offset() if index >= len(results) else 0)
+        + (steps(tensor), tensor.storage_offset() if index >= len(results) else 0)
         for index, tensor in enumerate(seen)
     ]
     written = [tensor._version > 0 for tensor in made.given]
@@ -222,6 +222,11 @@ def called(fn: Callable[..., Any], number: int, size: int) -> dict[str, Any]:
         "written": written,
         "later": later,
     }
+
+
+def steps(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides that tell where elements are."""
+    return tuple([step for step, size in zip(tensor.stride(), tensor.shape) if size > 1]) if tensor.numel() else ()
 
 
 def compare(actual: dict[str, Any], expected: dict[str, Any], rough: bool) -> None:

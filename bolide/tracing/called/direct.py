@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import re
 import sys
 from collections.abc import Callable
@@ -23,6 +25,14 @@ Function = Callable[..., object]
 _LINE = re.compile(r'File "(.+)", line (\d+), in (.+)')
 
 
+class _Handler(Protocol):
+    """An entry of the table of exceptions: instructions from `start` to `end` are handled at `target`."""
+
+    start: int
+    end: int
+    target: int
+
+
 class Owner(Protocol):
     """What knows the real tensors behind a trace."""
 
@@ -35,11 +45,12 @@ class Owner(Protocol):
 
 class Calling(TorchFunctionMode):
     """While it is active, calls of torch's functions know the user's line, and get what stands for real tensors that
-    require grad and for what torch takes no symbols for."""
+    require grad and for what torch takes no symbols for. `handles`: one was made where the program handles errors."""
 
     def __init__(self, trace: Trace, owner: Owner) -> None:
         super().__init__()
-        self.trace, self.owner = trace, owner
+        self.trace, self.owner, self.handles = trace, owner, False
+        self._outside = sys._getframe(1)
         self._lines: dict[tuple[CodeType, int], UserFrame] = {}
 
     def __torch_function__(
@@ -49,6 +60,7 @@ class Calling(TorchFunctionMode):
         if func in READS:
             return func(*args, **kwargs)
         self.trace.where = self._line() or self.trace.where
+        self.handles = self.handles or self._is_handled()
         args = tuple([self._taken(arg) for arg in args])
         kwargs = {name: self._taken(arg) for name, arg in kwargs.items()}
         answer = _ANSWERS.get(func)
@@ -84,8 +96,32 @@ class Calling(TorchFunctionMode):
             self._lines[place] = UserFrame(frame.f_code.co_filename, frame.f_lineno, name)
         return self._lines[place]
 
+    def _is_handled(self) -> bool:
+        """Whether the program has a handler for what a call raises."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame is not self._outside:
+            if not is_plumbing(frame.f_code.co_filename) and _has_handler(frame.f_code, frame.f_lasti):
+                return True
+            frame = frame.f_back
+        return False
+
     def refused(self, operation: str, reason: str, remedy: str) -> Unsupported:
         return Unsupported(reason, self.trace.where, remedy, "tensor_method", operation)
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_handler(code: CodeType, at: int) -> bool:
+    """Whether an instruction is in the body of a ``try``; those of ``with`` pass errors on."""
+    targets = [entry.target for entry in _handlers(code) if entry.start <= at < entry.end]
+    steps = {step.offset: step.opname for step in dis.get_instructions(code)} if targets else {}
+    offsets = [*steps]
+    following = (offsets[offsets.index(target) :][:2] for target in targets)
+    names = [[steps[offset] for offset in pair] for pair in following]
+    return any(pair[0] == "PUSH_EXC_INFO" and pair[1] != "WITH_EXCEPT_START" for pair in names)
+
+
+def _handlers(code: CodeType) -> list[_Handler]:
+    return dis.Bytecode(code).exception_entries  # type: ignore[attr-defined,no-any-return]
 
 
 # ---- what changes more than a graph tells ----------------------------------------------------------------------------

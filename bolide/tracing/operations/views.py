@@ -71,7 +71,15 @@ def _as_strided(
     if offset is not None or own.chain:  # else it counts from where the base is, wherever that is
         trace.rely_on_offset(own.group)
         offset = own.meta.offset if offset is None else offset
-    _refuse_part_of_storage(trace, trace.first_value(own.group).meta["val"])
+    whole = trace.first_value(own.group).meta["val"]
+    _refuse_part_of_storage(trace, whole)
+    if own.group.source is None and 0 not in size:  # what lies around an input is its own affair
+        reached = sum((extent - 1) * along for extent, along in zip(size, stride)) + (offset or 0)
+        require(
+            reached < whole.numel,
+            f"setStorage: sizes {size}, strides {stride}, storage offset {offset or 0}, and itemsize "
+            f"{whole.dtype.itemsize} are out of bounds for storage of size {whole.numel * whole.dtype.itemsize}",
+        )
     step: ViewStep = (func, (trace.unwrap(size), trace.unwrap(stride), trace.unwrap(offset)), {})
     node = trace.call(func, own.group.base, *step[1])
     view = TracedTensor.make(trace, node.meta["val"], node, own.group, (step,))

@@ -45,10 +45,10 @@ def _embedding_backward(grad: TensorMeta, indices: TensorMeta, rows: int, *_: ob
 @rule("gather")
 def _gather(x: TensorMeta, dim: int, index: TensorMeta, *, sparse_grad: bool = False) -> TensorMeta:
     dim = wrap_dim(dim, x.ndim)
-    if x.shape and index.shape and not any(map(is_zero, index.shape)):
-        if index.ndim != x.ndim:
+    if not any(map(is_zero, index.shape)):
+        if max(index.ndim, 1) != max(x.ndim, 1):
             raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
-        for other in range(x.ndim):
+        for other in range(min(x.ndim, index.ndim)):
             if other != dim and index.shape[other] > x.shape[other]:
                 raise RuntimeError(
                     f"Size does not match at dimension {other} expected index {list(index.shape)} to be no larger than "
@@ -60,10 +60,10 @@ def _gather(x: TensorMeta, dim: int, index: TensorMeta, *, sparse_grad: bool = F
 @rule("index_select")
 def _index_select(x: TensorMeta, dim: int, index: TensorMeta) -> TensorMeta:
     require(index.ndim <= 1, "index_select(): Index is supposed to be a vector", IndexError)
+    dim, count = wrap_dim(dim, x.ndim), index.shape[0] if index.shape else 1
     if not x.shape:
+        require(count == 1, f"index_select(): Index to scalar can have only 1 value, got {count} value(s)")
         return row_major(x, ())
-    dim = wrap_dim(dim, x.ndim)
-    count = index.shape[0] if index.shape else 1
     return row_major(x, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
 
 
@@ -139,8 +139,16 @@ def _index_copy(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta) 
 
 
 @rule("scatter.value", "scatter.value_reduce")
-def _scatter_value(x: TensorMeta, dim: int, *_: object, **__: object) -> TensorMeta:
-    wrap_dim(dim, x.ndim)
+def _scatter_value(x: TensorMeta, dim: int, index: TensorMeta, *_: object, **__: object) -> TensorMeta:
+    dim = wrap_dim(dim, x.ndim)
+    if index.numel != 0:
+        require(
+            max(index.ndim, 1) == max(x.ndim, 1), "Index tensor must have the same number of dimensions as self tensor"
+        )
+        require(
+            all(axis == dim or index.shape[axis] <= x.shape[axis] for axis in range(min(index.ndim, x.ndim))),
+            f"Expected index {list(index.shape)} to be no larger than self {list(x.shape)} apart from dimension {dim}",
+        )
     return row_major(x)
 
 

@@ -177,9 +177,9 @@ def _t(x: TensorMeta) -> TensorMeta:
 
 @rule("transpose.int")
 def _transpose(x: TensorMeta, a: int, b: int) -> TensorMeta:
+    a, b = wrap_dim(a, x.ndim), wrap_dim(b, x.ndim)
     if not x.shape:
         return _strided(x, (), ())
-    a, b = wrap_dim(a, x.ndim), wrap_dim(b, x.ndim)
     shape, stride = list(x.shape), list(x.stride)
     shape[a], shape[b] = shape[b], shape[a]
     stride[a], stride[b] = stride[b], stride[a]

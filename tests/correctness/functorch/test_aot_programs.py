@@ -44,3 +44,155 @@ def test_models_see_that_they_are_compiled() -> None:
         torch.testing.assert_close(call(x), x.exp())
         with pytest.raises(ValueError, match="seen in eager"):
             fn(x)
+
+
+def reshaped_then_saved(x, w):
+    y = (x * 1).unsqueeze_(0)
+    x.unsqueeze_(0)
+    return x.square() @ w, y
+
+
+def reshaped_then_divided(x, w):
+    x.mul_(2)
+    x.squeeze_()
+    return x.split(2, -1)[0], x @ w
+
+
+@pytest.mark.parametrize("fn", [reshaped_then_saved, reshaped_then_divided])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_arguments_get_their_shape_before_graphs_save_and_look_at_them(fn, dynamic: bool) -> None:
+    call = aot_function(fn, nop, dynamic=dynamic)
+    for rows in (4, 5):
+        leaves, ours = (leaf(rows, 4), leaf(4, 4)), []
+        for each in (call, fn):
+            given = leaves[0] * 1, leaves[1]
+            results = each(*given)
+            roots = [result for result in (*results, given[0]) if result.requires_grad]
+            gradients = torch.autograd.grad(sum(root.square().sum() for root in roots), leaves)
+            ours.append((given[0].shape, [result.shape for result in results], *results, *gradients))
+        torch.testing.assert_close(*ours)
+
+
+def test_a_detached_argument_in_the_memory_of_another_gets_a_history() -> None:
+    """The memory is one, autograd sees two tensors."""
+
+    def fn(base, view, detached, other):
+        detached[..., 1:].copy_(other[..., :-1])
+        return view * 1
+
+    found = []
+    for call in (aot_function(fn, nop), fn):
+        torch.manual_seed(3)
+        base, other = leaf(5, 5), leaf(4, 5)
+        detached = base.detach()[1:]
+        view = call(base, base.view(-1), detached, other)
+        assert detached.requires_grad and detached._base.requires_grad
+        gradients = torch.autograd.grad(detached.square().sum(), other, retain_graph=True)
+        found.append((base, detached, view, detached._base, *gradients))
+    torch.testing.assert_close(*found)
+
+
+def test_a_piece_of_a_split_may_not_be_written_as_in_eager() -> None:
+    def fn(base, piece):
+        piece.mul_(2)
+        return base.sin()
+
+    for call in (aot_function(fn, nop), fn):
+        base = leaf(4, 4) * 1
+        call(base, base[:2])
+        with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+            call(base, base.chunk(2)[0])
+
+
+@pytest.mark.parametrize("caught", [RuntimeError, Exception])
+def test_what_cannot_be_traced_is_not_for_handlers_of_the_program(caught: type) -> None:
+    def fn(base, view):
+        try:
+            view.mul_(2)
+        except caught:
+            return base + 1
+        return base * 1
+
+    for call in (aot_function(fn, nop), fn):
+        base = torch.arange(6.0)
+        torch.testing.assert_close(call(base, base[2:]), torch.tensor([0.0, 1.0, 4.0, 6.0, 8.0, 10.0]))
+
+
+def test_errors_about_data_reach_handlers_of_the_program() -> None:
+    """Nothing is written, drawn or reshaped twice."""
+
+    def fn(x, at, w):
+        x.t_()
+        noise = torch.rand(3, dtype=x.dtype)
+        try:
+            y = (x @ w)[at]
+        except IndexError:
+            y = x.sum(0)[:3]
+        return y * noise
+
+    def refuses(x, at, w):
+        with torch.enable_grad():
+            return (x @ w)[at]
+
+    call, strict = aot_function(fn, nop), aot_function(refuses, nop)
+    for at in ([0, 2, 1], [0, 9, 1], [3, 2, 1]):
+        found, w = [], leaf(5, 3)
+        for each in (call, fn):
+            torch.manual_seed(1)
+            x = torch.arange(20.0, dtype=torch.float64).view(5, 4)
+            y = each(x, torch.tensor(at), w)
+            y = y if y.requires_grad else y + w.sum()
+            found.append((x, y, torch.get_rng_state(), *torch.autograd.grad(y.sum(), w)))
+        torch.testing.assert_close(*found)
+    with pytest.raises(IndexError):
+        strict(torch.ones(4, 5, dtype=torch.float64), torch.tensor([9]), leaf(5, 3))
+
+
+def test_views_without_gradients_of_what_has_some() -> None:
+    """Autograd tells them from detached ones: they say that they require grad."""
+
+    def fn(x, w):
+        with torch.enable_grad():
+            y = x.sin()
+            w.mul_(x)
+        return y.t(), w
+
+    for call in (aot_function(fn, nop), fn):
+        with torch.no_grad():
+            x, w = leaf(3, 4), torch.ones(3, 4, dtype=torch.float64)
+            view, written = call(x, w)
+        assert view.requires_grad and view.grad_fn is None
+        assert written is w and w.grad_fn is not None
+        torch.testing.assert_close(torch.autograd.grad(w.sum(), x), (torch.ones_like(x),))
+
+
+@pytest.mark.parametrize("dim, size, step", [(-1, 2, 2), (0, 1, 3), (1, 3, 4)])
+@pytest.mark.parametrize("compiler", ["aot", "bolide"])
+def test_windows_that_do_not_overlap_may_be_written(compiler: str, dim: int, size: int, step: int) -> None:
+    def fn(x, w):
+        y, z = x * w, x.t().contiguous().t() + 1
+        y.unfold(dim, size, step).mul_(3)
+        z.unfold(dim, size, step).add_(w.unfold(dim, size, step))
+        return y, z.unfold(0, 2, 2)
+
+    call = aot_function(fn, nop, dynamic=True) if compiler == "aot" else bolide.compile(fn, dynamic=True)
+    for rows in (5, 6):
+        leaves = leaf(rows, 7), leaf(rows, 7)
+        results, wanted = call(*leaves), fn(*leaves)
+        torch.testing.assert_close(results, wanted)
+        assert [result.stride() for result in results] == [result.stride() for result in wanted]
+        grads = (torch.autograd.grad(sum(r.square().sum() for r in each), leaves) for each in (results, wanted))
+        torch.testing.assert_close(*grads)
+
+
+def test_views_end_where_memory_ends() -> None:
+    def fn(x):
+        try:
+            return (x + 1).as_strided((3, 2), (2, 2), 1)
+        except RuntimeError:
+            return x.sum()
+
+    for call in (aot_function(fn, nop), bolide.compile(fn)):
+        for size in (6, 7, 8):
+            x = torch.randn(size)
+            torch.testing.assert_close(call(x), fn(x))

@@ -57,7 +57,7 @@ _VIEWS: tuple[Callable[..., Any], ...] = (
     *(lambda t: t.real, lambda t: torch.view_as_real(t), lambda t: t.flatten(), lambda t: t.data, lambda t: t[None]),
     *(lambda t: t.as_strided(t.shape, t.stride(), t.storage_offset()), lambda t: t.permute(*range(t.dim())[::-1])),
     *(lambda t: t[1:][..., 1:], lambda t: t[::2][:, None], lambda t: t.unfold(-1, 2, 2), lambda t: t.unfold(0, 2, 1)),
-    *(lambda t: t.as_strided((2, 2), (2, 1)), lambda t: t.as_strided((2, 2), (1, 1), 1), lambda t: t.imag),
+    *(lambda t: (t * 1).as_strided((2, 2), (2, 1)), lambda t: (t * 1).as_strided((2, 2), (1, 1), 1), lambda t: t.imag),
     *(
         lambda t: t.view(-1),
         lambda t: t.movedim(0, -1),
@@ -74,7 +74,7 @@ _VIEWS: tuple[Callable[..., Any], ...] = (
     *(
         lambda t: t.broadcast_to(3, *t.shape)[1],
         lambda t: t.adjoint(),
-        lambda t: torch._neg_view(t),
+        lambda t: t.conj().imag,
         lambda t: t.ravel(),
     ),
 )
@@ -98,7 +98,7 @@ _WRITES: tuple[Callable[..., Any], ...] = (
     *(lambda t, u: t.clamp_(-1, 1), lambda t, u: t.index_fill_(0, torch.tensor([0]), 1), lambda t, u: t.neg_()),
     *(
         lambda t, u: t.unfold(-1, 2, 2).add_(1),
-        lambda t, u: t.unfold(0, 2, 1).mul_(2),
+        lambda t, u: t.unfold(0, 1, 2).mul_(2),
         lambda t, u: t.diagonal().zero_(),
     ),
     *(lambda t, u: t.as_strided((2, 2), (2, 1)).mul_(2), lambda t, u: t.expand(2, *t.shape).add_(1)),
