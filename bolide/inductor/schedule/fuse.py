@@ -30,6 +30,8 @@ def fuse(left: Group, right: Group, ctx: Scheduling) -> Group | str:
         return "one of them is a scan"
     if len(left.stages) + len(right.stages) > ctx.machine.most_stages:
         return "the kernel would become too large"
+    if reason := _measure(left, right):
+        return reason
     left_reads, right_reads = reads_by_buffer(left.stages), reads_by_buffer(right.stages)
     if len(left_reads.keys() | right_reads.keys()) > ctx.machine.most_buffers:
         return "the kernel would have too many arguments"
@@ -40,6 +42,22 @@ def fuse(left: Group, right: Group, ctx: Scheduling) -> Group | str:
         or _profit(left, right, ctx)
     )
     return reason or _join(left, right, unifier)
+
+
+def _measure(left: Group, right: Group) -> str | None:
+    """Refuses what differs in size: rows must meet rows, whatever the data are."""
+    rows, other_rows = volume(e for _, e in left.outer), volume(e for _, e in right.outer)
+    length, other_length = volume(e for _, e in left.inner), volume(e for _, e in right.inner)
+    if left.inner and right.inner:
+        same = _may_equal(rows, other_rows) and _may_equal(length, other_length)
+        return None if same else "they reduce over different axes"
+    size, other_size = rows * length, other_rows * other_length
+    fits = _may_equal(size, other_size) or _may_equal(rows, other_size) or _may_equal(size, other_rows)
+    return None if fits else "their index spaces differ"
+
+
+def _may_equal(a: Expr, b: Expr) -> bool:
+    return a is b or not (a.is_const and b.is_const)
 
 
 def _relate(

@@ -79,8 +79,11 @@ class Scheduling:
     refusals: list[Refusal] = field(default_factory=list)
 
 
+_ONE = Expr.const(1)
+
+
 def is_one(extent: Expr) -> bool:
-    return extent.is_const and extent.value == 1
+    return extent is _ONE
 
 
 def stage_of(definition: Computed | Scatter) -> Stage:

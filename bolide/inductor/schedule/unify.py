@@ -103,21 +103,19 @@ class Unifier:
         """The digits of a coordinate, most significant first, or None if it is not a number in mixed radix over whole
         axes."""
         coord = self._spelled(coord)
-        if coord.is_const:
-            return [] if coord.value == 0 else None
-        digits: list[tuple[Expr, Digit]] = []
-        rest = coord
-        for name in coord.free_vars:
-            if name in self._sizes:
-                continue
-            extent = self._extents.get(name)
-            coefficient = coord.coefficient(name)
-            if extent is None or coefficient is None or not coefficient.free_vars.isdisjoint(self._extents):
-                return None
-            digits.append((coefficient, (name, extent)))
-            rest = rest.subs({name: 0})
-        if not (rest.is_const and rest.value == 0):
+        if coord.offset:
             return None
+        digits: list[tuple[Expr, Digit]] = []
+        names: dict[str, None] = {}
+        for mono, _ in coord.terms:
+            factors = [atom for atom in mono if not atom.free_vars <= self._sizes]
+            if len(factors) != 1 or factors[0].kind != "var" or factors[0].key not in self._extents:
+                return None
+            names[factors[0].key] = None
+        for name in names:
+            coefficient = coord.coefficient(name)
+            assert coefficient is not None
+            digits.append((coefficient, (name, self._extents[name])))
         digits.sort(key=lambda digit: _weight(digit[0]), reverse=True)
         step = Expr.const(1)
         for coefficient, (_, extent) in reversed(digits):
