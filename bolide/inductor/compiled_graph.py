@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -27,6 +27,9 @@ from bolide.inductor.schedule.stages import Refusal
 from bolide.support import events
 from bolide.support.locks import compiling
 from bolide.symbolic import Expr, as_expr
+from bolide.tracing.called.branches import branch, repeat
+from bolide.tracing.called.scans import Steps, scan
+from bolide.tracing.graph import enter, lookup
 
 _numbers = itertools.count()
 
@@ -141,6 +144,7 @@ def compile_graph(
     machine = machine or host_machine()
     name = f"{info.kind}_{next(_numbers)}"
     seconds: dict[str, float] = {}
+    _compile_steps(gm, machine)
     scheduled, constants, known = plan_graph(gm, info, machine, name, seconds, tune)
     plan = scheduled.plan
     with timed(seconds, "codegen"):
@@ -160,6 +164,27 @@ def compile_graph(
         for kernel, schedule, code in zip(plan.kernels, scheduled.schedules, compiled)
     ]
     return CompiledGraph(name, plan, kernels, scheduled.refusals, seconds, source, run, binding, config.native_after)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What is known of a step of a scan as a graph."""
+
+    visible_outputs: frozenset[int]
+    kind: Literal["inference"] = "inference"
+    static_inputs: frozenset[int] = frozenset()
+
+
+def _compile_steps(gm: torch.fx.GraphModule, machine: Machine) -> None:
+    """Compiles the steps of scans in a graph, and in the graphs that it calls otherwise."""
+    for node in gm.graph.nodes:
+        if node.target is scan:
+            steps: Steps = lookup(node.args[-1])
+            info = _Step(frozenset(range(len(steps.metas))))
+            node.args = (*node.args[:-1], enter(replace(steps, run=compile_graph(steps.graphs[0], info, machine))))
+        elif node.target in (branch, repeat):
+            for part in lookup(node.args[-1]).graphs:
+                _compile_steps(part, machine)
 
 
 def _search(name: str, machine: Machine, sizes: Mapping[str, int]) -> AbstractContextManager[Tune]:

@@ -150,10 +150,14 @@ def scan(combine_fn: Any, init: Any, xs: Any, *, dim: int = 0, reverse: bool = F
     for position in range(len(slices))[:: -1 if reverse else 1]:
         carry, result = applied(combine_fn, carry, pytree.tree_unflatten(slices[position], spec))
         stacked.append(result)
-    results = _stacked(stacked[::-1] if reverse else stacked)
-    if dim and MOVES_RESULTS:
-        results = pytree.tree_map(lambda result: result.movedim(0, dim) if dim < result.dim() else result, results)
-    return carry, results
+    return carry, moved_results(_stacked(stacked[::-1] if reverse else stacked), dim)
+
+
+def moved_results(results: object, dim: int) -> object:
+    """Results of a scan along `dim`, stacked along the first dimension."""
+    if not dim or not MOVES_RESULTS:
+        return results
+    return pytree.tree_map(lambda result: result.movedim(0, dim) if dim < result.dim() else result, results)
 
 
 def associative_scan(combine_fn: Any, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise") -> Any:
@@ -200,6 +204,10 @@ def map_over(f: Any, xs: Any, *args: Any) -> Any:
     """`map`: f of every slice along the first dimension, stacked."""
     slices, spec = _slices(xs, 0)
     return _stacked([applied(f, pytree.tree_unflatten(leaves, spec), *args) for leaves in slices])
+
+
+def map_step(f: Callable[..., object], args: Sequence[object], items: object) -> object:
+    return f(items, *args)
 
 
 def _slices(xs: Any, dim: int) -> Any:

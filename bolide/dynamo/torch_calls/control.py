@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import _higher_order_ops as operators
@@ -22,11 +23,13 @@ from bolide.dynamo.machine.interpreter import Call, Machine, part_of
 from bolide.dynamo.machine.stand_ins import class_of
 from bolide.dynamo.opcodes.undo import State
 from bolide.dynamo.polyfills import torch_functions
+from bolide.dynamo.state import state
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
-from bolide.tracing.called import branches, levels
+from bolide.tracing.called import branches, levels, scans
 from bolide.tracing.called.branches import Part, Places, Repetition, common_layout
 from bolide.tracing.graph import enter
+from bolide.tracing.rng import DRAWS
 from bolide.tracing.rules.common import is_dense
 
 
@@ -47,7 +50,9 @@ def _cond(vm: Machine, pred: Any, true_fn: object, false_fn: object, operands: o
         raise refused(vm, "the condition of torch.cond has not one value")
     vm.trace.where = vm.where()
     vm.world.trace.functional_only = "control flow depends on data"
-    first, second = [_record(vm, function, operands, writes=True) for function in functions]
+    first, second = [_record(vm, function, operands) for function in functions]
+    for way in (first, second):
+        way.part.check(writes=not torch.is_grad_enabled())  # as torch
     written = list({id(outer): outer for way in (first, second) for outer in way.part.written()}.values())
     ways = [(way.part, [*way.results, *map(way.part.adopt, written)]) for way in (first, second)]
     for way in (first, second):
@@ -83,8 +88,8 @@ class _Way(NamedTuple):
     numbers: list[int]
 
 
-def _record(vm: Machine, function: object, operands: Sequence[object], writes: bool = False) -> _Way:
-    """What a function of the program's does. `writes`: without grad mode it may write to tensors from outside."""
+def _record(vm: Machine, function: object, operands: Sequence[object]) -> _Way:
+    """What a function of the program's does. Its part has still to be checked."""
     with part_of(vm) as part, without_effects(vm):
         result = vm.evaluate(function, list(operands))
         results, spec = pytree.tree_flatten(result)
@@ -92,7 +97,6 @@ def _record(vm: Machine, function: object, operands: Sequence[object], writes: b
         for place in numbers:
             results[place] = torch.full((), results[place], dtype=torch.int64)
         results = [part.adopt(levels.stripped(value)) for value in results]
-    part.check(writes and not torch.is_grad_enabled())  # as torch
     check_results(vm, results, part.has_made)
     return _Way(part, results, spec, numbers)
 
@@ -108,6 +112,7 @@ def _while(vm: Machine, cond_fn: object, body_fn: object, carried_inputs: object
     inside = vm.evaluate(pytree.tree_map, [torch.Tensor.detach, inputs])  # the functions may close over what is carried
     condition = _condition(vm, cond_fn, inside)
     part, results, spec, _ = _record(vm, body_fn, inside)
+    part.check()
     check_alike(vm, leaves, results)
     operands = [*leaves, *part.operands, *(condition[0].operands if condition else ())]
     if condition is None or (torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)):
@@ -210,19 +215,57 @@ def check_slices(vm: Machine, leaves: Sequence[Any], dim: int = 0) -> None:
         raise refused(vm, "an operator of control flow goes over something that is no tensor")
     if not isinstance(dim, int) or not all(-leaf.dim() <= dim < leaf.dim() for leaf in leaves):
         raise refused(vm, "an operator of control flow goes over a dimension that is not there")
-    lengths = {int(leaf.shape[dim]) for leaf in leaves}
-    if len(lengths) > 1 or 0 in lengths:
+    length = leaves[0].shape[dim]
+    if length == 0 or not all(leaf.shape[dim] == length for leaf in leaves):
         raise refused(vm, "an operator of control flow goes over nothing, or over different lengths")
 
 
 # ---- operators of known length ---------------------------------------------------------------------------------------
 
 
+_MOST_UNROLLED = 16
+"""So many steps are cheaper as operations of the graph than as a loop."""
+
+
+def _is_loop(vm: Machine, leaves: Sequence[torch.Tensor], dim: int = 0) -> bool:
+    """Whether what goes over these tensors becomes a loop. Shorter ones are unrolled, and what transforms look into."""
+    if torch._C._functorch.peek_interpreter_stack() is not None or not all(type(x) is TracedTensor for x in leaves):
+        return False
+    length = leaves[0].shape[dim]
+    return state.exporting or not isinstance(length, int) or length > _MOST_UNROLLED
+
+
+def _looped(vm: Machine, function: object, init: object, xs: object, dim: int, reverse: bool) -> object:
+    """A loop as an operation: what is carried on in the end, and the results stacked along the first dimension. None
+    where it has to be unrolled: numbers among the results, random draws, derivatives of its own."""
+    carried_first, leaves = leaves_of(vm, init), leaves_of(vm, xs)
+    slices = [vm.evaluate(torch.movedim, [leaf, dim, 0]) if dim else leaf for leaf in leaves]
+    vm.trace.where = vm.where()
+    inside = [vm.evaluate(torch.Tensor.detach, [value]) for value in carried_first]  # it may close over what is carried
+    inside += [vm.evaluate(torch.select, [value, 0, 0]) for value in slices]
+    first, items = inside[: len(carried_first)], inside[len(carried_first) :]
+    given = [vm.evaluate(pytree.tree_structure, [tree]) for tree in (init, xs)]
+    arguments = [pytree.tree_unflatten(values, spec) for values, spec in zip((first, items), given)]
+    way = _record(vm, function, arguments if carried_first else arguments[1:])
+    part, draws = way.part, any(node.target in DRAWS for node in way.part.graph.nodes)
+    if draws or part.draws() or way.numbers or part.derivation.is_own or part.functional_only:
+        return None
+    part.check()
+    check_alike(vm, carried_first, way.results[: len(carried_first)])
+    vm.world.trace.functional_only = "control flow is a loop"
+    found = scans.over_slices(vm.trace, part, way.results, inside, (carried_first, slices), reverse)
+    return pytree.tree_unflatten(found, way.spec)
+
+
 @answers(operators.map)
-def _map(vm: Machine, f: object, xs: object, *args: object) -> object:
+def _map(vm: Machine, f: Callable[..., object], xs: object, *args: object) -> object:
     leaves = leaves_of(vm, xs)
     check_slices(vm, leaves)
     check_operands(vm, [*leaves, *leaves_of(vm, args)])
+    if _is_loop(vm, leaves):
+        looped = _looped(vm, functools.partial(torch_functions.map_step, f, args), (), xs, 0, False)
+        if looped is not None:
+            return looped
     with without_effects(vm):
         return vm.evaluate(torch_functions.map_over, [f, xs, *args])
 
@@ -235,6 +278,11 @@ def _scan(vm: Machine, combine_fn: object, init: object, xs: object, *, dim: int
         tensors = bool(carried_first) and all(isinstance(value, torch.Tensor) for value in carried_first)
         if not tensors or type(reverse) is not bool:
             raise refused(vm, "a scan begins with something that is no tensor")
+        if _is_loop(vm, [*leaves, *carried_first], dim):
+            looped = _looped(vm, combine_fn, init, xs, dim, reverse)
+            if looped is not None:
+                carry, results = cast(tuple[object, object], looped)
+                return carry, vm.evaluate(torch_functions.moved_results, [results, dim % leaves[0].dim()])
     with without_effects(vm):
         options = {"dim": dim, "reverse": reverse}
         carry, results = vm.evaluate(torch_functions.scan, [combine_fn, init, xs], options)

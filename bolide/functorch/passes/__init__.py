@@ -17,13 +17,12 @@ from bolide.functorch.passes.heads import share_heads
 from bolide.functorch.passes.simplify import drop_unread_arguments, merge_equal, remove_dead, remove_noops
 from bolide.support import events
 from bolide.tracing.called.branches import Branches, Repetition, branch, repeat
+from bolide.tracing.called.scans import Steps, scan
 from bolide.tracing.graph import Graph, LazyGraphModule, enter, lookup
 
 Pass = Callable[[fx.Graph], fx.Graph]
 
 PASSES: tuple[Pass, ...] = (remove_dead, drop_unread_arguments, remove_noops, merge_equal, remove_dead)
-#: The place of the number of the graphs among the arguments of a branch or loop.
-_TABLE = 3
 INFERENCE_PASSES: tuple[Pass, ...] = (*PASSES, fuse_attention, share_heads, lay_out_convolutions)
 
 
@@ -41,13 +40,13 @@ def run_passes(graph: fx.Graph, name: str, passes: tuple[Pass, ...] = PASSES, *,
         if events.subscribers:
             detail = {"nodes before": before, "nodes after": len(graph.nodes)}
             events.emit(events.Stage(name, step.__name__, time.perf_counter() - started, detail))
-    for target in (branch, repeat):
+    for target in (branch, repeat, scan):
         for node in graph.find_nodes(op="call_function", target=target):
-            table: Branches | Repetition = lookup(node.args[_TABLE])  # type: ignore[arg-type]
-            first, second = (_copied(part) for part in table.graphs)
-            for part in (first, second):
+            table: Branches | Repetition | Steps = lookup(node.args[-1])  # type: ignore[arg-type]
+            parts = tuple([_copied(part) for part in table.graphs])
+            for part in parts:
                 run_passes(part.graph, f"{name}.way", passes, check=check)
-            node.update_arg(_TABLE, enter(replace(table, graphs=(first, second))))
+            node.args = (*node.args[:-1], enter(replace(table, graphs=parts)))  # type: ignore[arg-type]
     return graph
 
 

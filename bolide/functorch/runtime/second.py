@@ -31,7 +31,7 @@ from bolide.functorch.runtime.transformed import Tangents, outside
 from bolide.support.errors import CompileError, Unsupported
 from bolide.support.garbage import collector_paused
 from bolide.tracing import Trace, TracedTensor
-from bolide.tracing.called.branches import branch, replayed, separated
+from bolide.tracing.called.branches import call_again, separated
 from bolide.tracing.called.derivatives import check_phases
 from bolide.tracing.graph import closure
 from bolide.tracing.traits import traits_of
@@ -85,7 +85,7 @@ def _called(trace: Trace | None, node: fx.Node, target: Any, args: Any, kwargs: 
     if _updates_statistics(target, args):
         x, weight, bias, _, _, *rest = args
         return aten._native_batch_norm_legit.no_stats(x, weight, bias, *rest)
-    return replayed(trace, *args) if target is branch else target(*args, **kwargs)
+    return call_again(trace, target, args, kwargs)
 
 
 def tape_of(joint: Joint, constants: dict[str, torch.Tensor]) -> Tape:

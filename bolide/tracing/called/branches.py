@@ -9,7 +9,7 @@ order. Graphs are found by number (`graph.lookup`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -247,22 +247,24 @@ class Places:
 
     def graph_of(self, part: Part, results: Sequence[TracedTensor], metas: Sequence[TensorMeta]) -> fx.GraphModule:
         """A part's graph over all operands and sizes, with results in fresh memory, laid out as `metas`."""
-        nodes = [_fresh(part, result, meta) for result, meta in zip(results, metas)]
+        nodes = [fresh_copy(part, result, meta) for result, meta in zip(results, metas)]
         own = dict(zip(map(id, part.operands), part.slots))
         slots: list[tuple[fx.Node | None, object]] = []
         for operand in self.operands:
             slots.append((own.get(id(operand)), operand.meta._replace(requires_grad=False)))
         for symbol, size in zip(self.symbol, self.sizes(part)):
             slots.append((part._size_nodes.get(symbol), size))
-        return _module(part, slots, nodes)
+        return part_module(part, slots, nodes)
 
 
-def _fresh(trace: Trace, result: TracedTensor, meta: TensorMeta) -> fx.Node:
+def fresh_copy(trace: Trace, result: TracedTensor, meta: TensorMeta) -> fx.Node:
     node: fx.Node = trace.call(aten.clone.default, trace.restride(result.node, meta))
     return node
 
 
-def _module(trace: Trace, slots: Sequence[tuple[fx.Node | None, object]], results: Sequence[fx.Node]) -> fx.GraphModule:
+def part_module(
+    trace: Trace, slots: Sequence[tuple[fx.Node | None, object]], results: Sequence[fx.Node]
+) -> fx.GraphModule:
     """The graph of a trace as a function of `slots`: its placeholders (None: not read), and their values."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -301,7 +303,7 @@ def choose(
     grad = torch.is_grad_enabled()
     every = always and _requires(outer)
     pairs = enumerate(zip(*[results for _, results in ways]))
-    derived = [at for at, pair in pairs if grad and (_requires(pair) or (every and _is_continuous(pair[0])))]
+    derived = [at for at, pair in pairs if grad and (_requires(pair) or (every and is_continuous(pair[0])))]
     wanted = [index for index, operand in enumerate(outer) if operand.requires_grad and derived]
     graphs = tuple([place.graph_of(part, results, metas) for part, results in ways])
     table = Branches(graphs, len(outer), tuple(metas), tuple(wanted), tuple(derived), always=always)
@@ -328,7 +330,8 @@ def _requires(results: Sequence[TracedTensor]) -> bool:
     return any(result.requires_grad for result in results)
 
 
-def _is_continuous(tensor: TracedTensor) -> bool:
+def is_continuous(tensor: TracedTensor | TensorMeta) -> bool:
+    """Whether it may have a gradient."""
     return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
 
@@ -348,11 +351,21 @@ def replayed(
     return tuple(choose(trace, pred, ways, again=True, always=branches.always))
 
 
+REPLAYED: dict[object, Callable[..., Sequence[torch.Tensor]]] = {branch: replayed}
+"""How an operation over graphs is done again, given the trace and its arguments."""
+
+
+def call_again(trace: Trace | None, target: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    """A node of a graph once more, on traced tensors or, without a trace, on real ones."""
+    again = REPLAYED.get(target)
+    return target(*args, **kwargs) if again is None else again(trace, *args)
+
+
 def run_again(trace: Trace | None, graph: fx.GraphModule, given: Sequence[Any]) -> Iterator[Any]:
     """The results of a graph on traced values, with derivatives where it has them."""
 
-    def call(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        value = replayed(trace, *args) if node.target is branch else node.target(*args, **kwargs)  # type: ignore[operator]
+    def call(node: fx.Node, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        value = call_again(trace, node.target, args, kwargs)
         return separated(value) if node.meta.get("cut") else value
 
     values = evaluated(graph, given, call, (lambda constant: constant) if trace is None else trace.lift)
@@ -385,18 +398,18 @@ def _derivative(
         tape.differentiates = False
         pairs = [(outputs[place], tangent) for place, tangent in zip(branches.derived, tangents)]
         wanted_leaves = tuple([leaves[place] for place in branches.differentiable])
-        alone = [_engine_run([pair], wanted_leaves) for pair in pairs]
-        gradients = alone[0] if len(pairs) == 1 else _engine_run(pairs, wanted_leaves)
+        alone = [engine_run([pair], wanted_leaves) for pair in pairs]
+        gradients = alone[0] if len(pairs) == 1 else engine_run(pairs, wanted_leaves)
         wanted = [row_major(slots[place]) for place in branches.differentiable]
         results = [
-            tape.filled(meta, 0) if gradient is None else _fresh(tape, gradient, meta)
+            tape.filled(meta, 0) if gradient is None else fresh_copy(tape, gradient, meta)
             for gradient, meta in zip(gradients, wanted)
         ]
     reach = tuple([tuple([gradient is not None for gradient in part]) for part in alone])
-    return _module(tape, list(zip([*nodes, *size_nodes], [*tensors, *sizes])), results), reach
+    return part_module(tape, list(zip([*nodes, *size_nodes], [*tensors, *sizes])), results), reach
 
 
-def _engine_run(pairs: Sequence[tuple[Any, Any]], leaves: tuple[Any, ...]) -> Sequence[Any]:
+def engine_run(pairs: Sequence[tuple[Any, Any]], leaves: tuple[Any, ...]) -> Sequence[Any]:
     """The gradients of leaves, None where there is none, for these results and their tangents."""
     pairs = [pair for pair in pairs if pair[0].requires_grad]
     if not pairs:
@@ -449,11 +462,11 @@ def _recorded(
     trace: Trace, pred: TracedTensor, operands: Sequence[TracedTensor], sizes: Sequence[Any], table: int
 ) -> tuple[TracedTensor, ...]:
     slots = placeholders(lookup(table).graphs[0])
-    nodes = [_laid_out(trace, trace.adopt(operand).node, slot.meta["val"]) for operand, slot in zip(operands, slots)]
+    nodes = [laid_out(trace, trace.adopt(operand).node, slot.meta["val"]) for operand, slot in zip(operands, slots)]
     results = trace.call(branch, trace.adopt(pred).node, nodes, trace.unwrap(list(sizes)), table)
     return tuple([trace.wrap(node) for node in results])
 
 
-def _laid_out(trace: Trace, node: fx.Node, wanted: TensorMeta) -> fx.Node:
+def laid_out(trace: Trace, node: fx.Node, wanted: TensorMeta) -> fx.Node:
     """An operand as the graphs expect it: tangents may come in any layout."""
     return trace.restride(node, wanted) if is_dense(wanted.shape, wanted.stride) else node

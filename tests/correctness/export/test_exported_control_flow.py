@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
-from torch._higher_order_ops import while_loop
+from torch._higher_order_ops import map, scan, while_loop
 from torch.utils import _pytree as pytree
 
 import bolide
@@ -94,6 +94,27 @@ def test_exported_loops_are_torchs_operator() -> None:
                 i, expected = i + 1, expected * 2 + given.shape[0]
             for run in (module, bolide.compile(module, fullgraph=True)):
                 torch.testing.assert_close(run(given, limit), (torch.tensor(i), expected))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_exported_scans_and_maps_are_torchs_operators(reverse: bool) -> None:
+    layer = nn.Linear(4, 4)
+
+    def f(h: Tensor, x: Tensor) -> object:
+        carry, rows = scan(lambda h, x: (torch.tanh(layer(x) + h), h * x.shape[0]), h, x, reverse=reverse)
+        return carry, map(lambda row, x: row.sin() * x, rows, x[0])
+
+    h, x = torch.randn(3, 4), torch.randn(5, 3, 4)
+    module = bolide.dynamo.export(f)(h, x).graph_module
+    assert {"scan", "map_impl"} <= set(operators_of(module)) and "bolide" not in str(operators_of(module))
+    for given in (x, torch.randn(9, 3, 4)):
+        carry, rows = h, []
+        for row in given.flip(0) if reverse else given:
+            rows.append((carry * 3).sin() * given[0])
+            carry = torch.tanh(layer(row) + carry)
+        expected = carry, torch.stack(rows[::-1] if reverse else rows)
+        torch.testing.assert_close(module(h, given), expected)
+        torch.testing.assert_close(bolide.compile(module, fullgraph=True)(h, given), expected)
 
 
 def test_checks_in_a_branch_are_torchs_assertions() -> None:
