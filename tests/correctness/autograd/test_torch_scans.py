@@ -13,6 +13,7 @@ from torch._higher_order_ops import scan
 from torch.utils import _pytree as pytree
 
 import bolide
+from bolide.dynamo.polyfills.torch_functions import MOVES_RESULTS
 from bolide.support import events
 
 layer = nn.Linear(4, 4, dtype=torch.float64)  # so that rounding is far from what gradients of gradients are
@@ -27,7 +28,7 @@ def over(step: Callable[..., Any], init: Any, xs: Any, *, dim: int = 0, reverse:
         carry, row = step(carry, pytree.tree_unflatten(items, spec))
         rows.append(row)
     parts = [pytree.tree_leaves(row) for row in (reversed(rows) if reverse else rows)]
-    stacked = [torch.stack(column, dim) for column in zip(*parts)]
+    stacked = [torch.stack(column, dim if MOVES_RESULTS else 0) for column in zip(*parts)]
     return carry, pytree.tree_unflatten(stacked, pytree.tree_structure(rows[0]))
 
 
