@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from bolide import aot_compile
-from bolide.debug import record
+from bolide import BolideError, aot_compile
+from bolide.debug import kept, record
 from bolide.debug.explain import Collector
 from bolide.debug.info import info
 from bolide.debug.report import report_of, write_report
@@ -102,6 +102,40 @@ def aot(script: Path, output: Path | None) -> None:
         path=path,
     )
     click.echo(f"{path}: {path.stat().st_size:,} bytes")
+
+
+@main.group()
+def cache() -> None:
+    """The cache on disk."""
+
+
+@cache.command()
+def show() -> None:
+    """Tell where it is and what is in it."""
+    click.echo(kept.shown())
+
+
+@cache.command()
+def clear() -> None:
+    """Empty it."""
+    click.echo(f"{kept.clear()} entries taken out")
+
+
+@cache.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def pack(file: Path) -> None:
+    """Write it into FILE, for another machine of the same kind."""
+    click.echo(f"{kept.pack(file)} entries written")
+
+
+@cache.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def unpack(file: Path) -> None:
+    """Take what `pack` has written into FILE. It holds machine code: take only what you trust."""
+    try:
+        click.echo(f"{kept.unpack(file)} entries taken")
+    except BolideError as error:
+        raise click.ClickException(str(error)) from error
 
 
 main.add_command(demo)

@@ -37,6 +37,7 @@ from bolide.dynamo.torch_calls.state import nested_compile
 from bolide.functorch import GraphCompiler
 from bolide.functorch.runtime.wrappers import Backward
 from bolide.support import events
+from bolide.support.cache import switch
 from bolide.support.errors import BolideWarning, Unsupported, UserFrame, unknown_name
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -364,3 +365,5 @@ def _capture_backwards(wanted: bool) -> None:
 intercept(compile)(nested_compile)
 assume_constant_result(Backward.module)
 config.watch("compiled_autograd", _capture_backwards)
+config.watch("force_disable_caches", switch)
+switch(config.force_disable_caches)

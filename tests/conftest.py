@@ -3,8 +3,11 @@ every plan."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
+import tempfile
 import zlib
 from collections.abc import Iterator
 
@@ -13,17 +16,25 @@ import numpy
 import pytest
 import torch
 
-from bolide.dynamo.config import config
+from bolide.dynamo.config import config as options
 from bolide.inductor.runtime import driver
 from tests.plan_tools import checking
 
 SEED = "BOLIDE_TEST_SEED"
+CACHED = "BOLIDE_TEST_CACHED"
+"""Set, all tests use the cache on disk, a fresh one for each run: it may not change what any of them finds. Otherwise
+those of the cache alone do, so that none depends on what another one has compiled."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(crash_tools)
     driver.build = checking(driver.build)
     os.environ.setdefault(SEED, str(random.SystemRandom().randrange(2**31)))
+    folder = tempfile.mkdtemp(prefix="bolide_tests_")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["BOLIDE_CACHE_DIR"] = folder
+    os.environ["BOLIDE_FORCE_DISABLE_CACHES"] = "" if CACHED in os.environ else "1"
+    options.force_disable_caches = CACHED not in os.environ
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
     torch.set_num_threads(max(1, torch.get_num_threads() // workers))
 
@@ -46,5 +57,5 @@ def seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(autouse=True)
 def strict() -> Iterator[None]:
     """A failure of bolide itself, or a leak, is one; that warnings are errors as well is said in pyproject.toml."""
-    with config.patch(suppress_errors=False, detect_leaks=True):
+    with options.patch(suppress_errors=False, detect_leaks=True):
         yield

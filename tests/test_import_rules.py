@@ -55,6 +55,8 @@ RARE = (
     "pstats",
     "bolide.dynamo.compiled_autograd",
     "bolide.inductor.search",
+    "bolide.inductor.saved",
+    "bolide.support.cache.disk",
     "bolide.functorch.cuts.mincut",
 )
 RARE += ("bolide.debug.repro", "bolide.functorch.cuts.budget", "bolide.functorch.runtime.inlined")

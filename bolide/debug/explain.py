@@ -125,8 +125,8 @@ class RecompileInfo:
 
 @dataclass(frozen=True, slots=True)
 class NoteInfo:
-    """A size or number that was fixed (`kind` ``specialised``), a tensor whose data is read (``read``), or a function
-    that is not captured by choice (``skipped``)."""
+    """A size or number that was fixed (`kind` ``specialised``), a tensor whose data is read (``read``), a function that
+    is not captured by choice (``skipped``), or whether a graph's plan was found in the cache (``cache``)."""
 
     function: str
     kind: str
@@ -469,6 +469,8 @@ def note_info(event: object) -> Iterator[NoteInfo]:
     elif isinstance(event, events.DataRead):
         reason = "the data of this tensor is read, and compared at every call (specialize_data)"
         yield NoteInfo(event.name, "read", f"{event.source} = {event.value}", reason, str(event.where or ""))
+    elif isinstance(event, events.CacheLookup) and event.kind == "plans":
+        yield NoteInfo(event.name, "cache", "plan", "found" if event.hit else f"not found: {event.reason}", "")
     elif isinstance(event, events.Skipped):
         yield NoteInfo(event.name, "skipped", event.function, event.reason, str(event.where or ""))
 

@@ -25,8 +25,8 @@ def set_logs(all: bool | int | None = None, **levels: bool | int) -> None:
 
     Names of stages (``dynamo``, ``tracing``, ``functorch``, ``inductor``) take a level of Python's logging; names of
     artifacts (``graph_breaks``, ``recompiles``, ``guards``, ``graph_code``, ``entry_code``, ``kernels``, ``dynamic``,
-    ``perf``, ``compiled_autograd``, ``compiled_autograd_verbose``) take True. `all` stands for all names. Records go to
-    standard error, and to the file `bolide.dynamo.config.log_file_name`.
+    ``perf``, ``cache``, ``compiled_autograd``, ``compiled_autograd_verbose``) take True. `all` stands for all names.
+    Records go to standard error, and to the file `bolide.dynamo.config.log_file_name`.
 
     Raises ValueError for an unknown name, with the nearest ones.
     """
@@ -98,6 +98,11 @@ def _kernels(e: events.Compiled) -> str:
     return "\n".join([*parts, *(f"not fused: {reason}" for reason in compiled.refusals)])
 
 
+def _lookup(e: events.CacheLookup) -> str:
+    what = f"{e.kind} of {e.name}" if e.name else e.kind
+    return f"{what}: found" if e.hit else f"{what}: not found ({e.reason})"
+
+
 _TEXTS: dict[type, tuple[tuple[str, Callable[[Any], str]], ...]] = {
     events.Break: (("graph_breaks", _break),),
     events.Fallback: (("graph_breaks", _fallback),),
@@ -112,6 +117,7 @@ _TEXTS: dict[type, tuple[tuple[str, Callable[[Any], str]], ...]] = {
         ("compiled_autograd_verbose", lambda e: "\n".join([_backward(e), *e.reasons])),
         ("perf", lambda e: f"{e.name}: captured in {e.seconds * 1e3:.1f} ms"),
     ),
+    events.CacheLookup: (("cache", _lookup),),
     events.Installed: (
         ("entry_code", lambda e: f"{e.name}, version {e.index}:\n{e.source}"),
         ("perf", lambda e: f"{e.name}: version {e.index} in place after {e.seconds * 1e3:.1f} ms"),

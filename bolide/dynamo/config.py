@@ -41,6 +41,12 @@ class DynamoConfig(Config):
     report_guard_failures: bool = option(
         True, "Say which guard failed.", compiled=False, note="always said, to logs and explain"
     )
+    force_disable_caches: bool = option(
+        False,
+        "Nothing is read from the cache on disk, or kept there.",
+        env=("BOLIDE_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_FORCE_DISABLE_CACHES"),
+        compiled=False,
+    )
     cprofile: bool | str = option(
         False,
         "Profile each compilation; a string names the directory that receives it, True prints it.",

@@ -25,6 +25,7 @@ from bolide.inductor.schedule.nest import Schedule
 from bolide.inductor.schedule.pipeline import Scheduled, Tune, timed
 from bolide.inductor.schedule.stages import Refusal
 from bolide.support import events
+from bolide.support.cache import is_on
 from bolide.support.locks import compiling
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing.called.branches import branch, repeat
@@ -145,10 +146,11 @@ def compile_graph(
     name = f"{info.kind}_{next(_numbers)}"
     seconds: dict[str, float] = {}
     _compile_steps(gm, machine)
-    scheduled, constants, known = plan_graph(gm, info, machine, name, seconds, tune)
+    if tune or not is_on():
+        scheduled, constants, compiled = _made(gm, info, machine, tune, name, seconds)
+    else:
+        scheduled, constants, compiled = _kept_or_made(gm, info, machine, name, seconds)
     plan = scheduled.plan
-    with timed(seconds, "codegen"):
-        compiled = compile_kernels(plan.kernels, machine, known)
 
     def bind(calls: Sequence[tuple[int, tuple[int, ...]]]) -> Callable[..., None]:
         return sequence([(compiled[kernel], positions) for kernel, positions in calls])
@@ -185,6 +187,39 @@ def _compile_steps(gm: torch.fx.GraphModule, machine: Machine) -> None:
         elif node.target in (branch, repeat):
             for part in lookup(node.args[-1]).graphs:
                 _compile_steps(part, machine)
+
+
+Made = tuple[Scheduled, dict[str, torch.Tensor], list[CompiledKernel]]
+"""The plan of a graph, its constants, and its kernels' machine code."""
+
+
+def _kept_or_made(
+    gm: torch.fx.GraphModule, info: GraphInfo, machine: Machine, name: str, seconds: dict[str, float]
+) -> Made:
+    from bolide.inductor import saved
+
+    with timed(seconds, "key"):
+        key = saved.key_of(gm, info, machine)
+    if key is None:
+        return _made(gm, info, machine, None, name, seconds)
+    with timed(seconds, "find"):
+        known = saved.find(key, gm, machine)
+    if known is not None:
+        _record_layouts(gm, known[0].strides)
+        return known
+    made = _made(gm, info, machine, None, name, seconds)
+    with timed(seconds, "keep"):
+        saved.keep(key, gm, machine, *made[:2])
+    return made
+
+
+def _made(
+    gm: torch.fx.GraphModule, info: GraphInfo, machine: Machine, tune: Tune | None, name: str, seconds: dict[str, float]
+) -> Made:
+    scheduled, constants, known = plan_graph(gm, info, machine, name, seconds, tune)
+    with timed(seconds, "codegen"):
+        compiled = compile_kernels(scheduled.plan.kernels, machine, known)
+    return scheduled, constants, compiled
 
 
 def _search(name: str, machine: Machine, sizes: Mapping[str, int]) -> AbstractContextManager[Tune]:

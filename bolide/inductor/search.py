@@ -19,6 +19,7 @@ from bolide.inductor.plan.codec import digest
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.inductor.schedule.nest import Schedule
 from bolide.support import artifacts
+from bolide.support.cache import Key
 
 GAIN = 0.95
 """An alternative takes the place of the schedule that was chosen if it takes at most this share of its time."""
@@ -70,11 +71,14 @@ class Search:
             return candidates[0]
         sizes = [self.sizes[size] for size in kernels[0].sizes]
         described = [digest(kernel) for kernel in kernels]
-        key = artifacts.key_of("\n".join(described), repr(self.machine), str(self.machine.threads), repr(sizes))
-        place = artifacts.find_choice(key)
-        if place is None:
+        names = {"kernels": artifacts.digest_of("\n".join(described)), "machine": repr(self.machine)}
+        names |= {"threads": str(self.machine.threads), "sizes": repr(sizes), "torch": torch.__version__}
+        key = Key("choices", names, kernels[0].name)
+        kept = artifacts.find(key)
+        place = int(kept) if kept is not None else -1
+        if kept is None:
             place = self._fastest(kernels, [*(buffer.data_ptr() for buffer in words), *sizes])
-            artifacts.keep_choice(key, place)
+            artifacts.keep(key, str(place).encode())
         chosen = candidates[place]
         return replace(chosen, why=(*chosen.why, "the fastest when measured")) if place else chosen
 

@@ -1,129 +1,157 @@
-"""Machine code that this process has generated or was given, and choices that it has measured: another process that is
-given them need not generate or measure again.
+"""What this process has generated, decided or measured, or was given, or found in the cache on disk: another process
+that finds it need not do that again (docs/caches.md).
 
-What is saved is found by its LLVM text, the processor it is for and LLVM's version, so it serves programs that compile
-the same kernels together, and no others. It is machine code: load only what you trust.
+Entries are kept in memory, where `save_cache_artifacts` finds them, and on disk. They hold machine code: load only what
+you trust.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
 import zipfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import ModuleType
 
+from bolide.support import events
+from bolide.support.cache import KINDS, Key, difference, pack, unpack
 from bolide.support.caches import on_reset
 from bolide.support.errors import BolideError
 from bolide.support.locks import compiling
 
-_LIMIT = 64 << 20  # bytes of machine code that are kept; the oldest go first
-_FORMAT = "bolide 2"
-_IMPORTS, _CHOICES = "imports.json", "choices.json"
+_LIMIT = 64 << 20  # bytes that are kept in memory; the oldest go first
+_FORMAT = b"bolide 3"
+_LOOKED_AT = 500  # entries that are compared to tell why there is none
 
-
-class Object(NamedTuple):
-    """An object file, and the names of the functions that it calls elsewhere."""
-
-    imports: tuple[str, ...]
-    image: bytes
+Place = tuple[str, str]  # kind and digest
 
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """What has been saved or loaded: keys by the kind of artifact (``kernels``, ``choices``)."""
+    """What has been saved or loaded: digests by the kind of entry (``kernels``, ``plans``, ``choices``, …)."""
 
     artifacts: dict[str, list[str]]
 
 
-_objects: dict[str, Object] = {}
-_choices: dict[str, int] = {}
+_known: dict[Place, bytes] = {}
 
 
-def key_of(text: str, *target: str) -> str:
-    """By what the machine code of `text` is found."""
-    return hashlib.sha256("\0".join((*target, text)).encode()).hexdigest()
+def digest_of(text: str) -> str:
+    """A digest to stand in a key."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def find(key: str) -> Object | None:
-    """What is known by `key`."""
-    return _objects.get(key)
+def find(key: Key) -> bytes | None:
+    """What is kept under a key, in memory or on disk."""
+    place = key.kind, key.digest
+    data = _known.get(place)
+    kept = data is not None
+    disk = _disk()
+    if data is None:
+        data = disk.read(*place)
+    entry = None if data is None else unpack(*place, data)
+    if data is not None and entry is None:
+        disk.remove(*place)
+    if events.subscribers:
+        reason = "" if entry is not None else why(key) if data is None else "it was damaged"
+        events.emit(events.CacheLookup(key.label, key.kind, entry is not None, reason))
+    if data is None or entry is None:
+        return None
+    if not kept:
+        _add([(place, data)])
+    return entry.payload
 
 
-def keep(key: str, code: Object) -> None:
-    """Remember what was generated."""
-    _add({key: code}.items())
+def keep(key: Key, payload: bytes) -> None:
+    """Keep what was made, in memory and on disk."""
+    data = pack(key, payload)
+    _add([((key.kind, key.digest), data)])
+    _disk().write(key.kind, key.digest, data)
 
 
-def find_choice(key: str) -> int | None:
-    """What was chosen by measuring, by what it was chosen from."""
-    return _choices.get(key)
+def why(key: Key) -> str:
+    """Why nothing is kept under a key: in what the most similar one differs."""
+    found: list[tuple[bool, int, float, list[str]]] = []
+    disk = _disk()
+    places = [(last, kind, digest) for kind, digest, _, last in disk.files() if kind == key.kind]
+    for last, kind, digest in sorted(places, reverse=True)[:_LOOKED_AT]:
+        data = disk.read(kind, digest)
+        entry = None if data is None else unpack(kind, digest, data)
+        if entry is not None:
+            told = difference(key, entry.key)
+            found.append((entry.key.label != key.label, len(told), -last, told))
+    return ", ".join(min(found)[3]) if found else "the first of its kind"
 
 
-def keep_choice(key: str, choice: int) -> None:
-    """Remember what was measured."""
+def _disk() -> ModuleType:
+    from bolide.support.cache import disk
+
+    return disk
+
+
+def _add(entries: Iterable[tuple[Place, bytes]]) -> None:
     with compiling:
-        _choices[key] = choice
-
-
-def _add(objects: Iterable[tuple[str, Object]]) -> None:
-    with compiling:
-        _objects.update(objects)
-        size = sum(len(known.image) for known in _objects.values())
+        _known.update(entries)
+        size = sum(map(len, _known.values()))
         while size > _LIMIT:
-            size -= len(_objects.pop(next(iter(_objects))).image)
+            size -= len(_known.pop(next(iter(_known))))
 
 
 def save_cache_artifacts() -> tuple[bytes, CacheInfo] | None:
-    """All machine code that was generated and all choices that were measured since the process began, or since
-    `reset`, as bytes for another process of the same kind of machine (see `load_cache_artifacts`), and what is in them;
-    None if there is nothing.
+    """All that was generated, decided or measured, or found in the cache on disk, since the process began, or since
+    `reset`, as bytes for another process (see `load_cache_artifacts`), and what is in them; None if there is nothing.
     """
     with compiling:
-        known, choices = dict(_objects), dict(_choices)
-    if not known and not choices:
-        return None
+        known = dict(_known)
+    return (packed(known.items()), _info(known)) if known else None
+
+
+def packed(entries: Iterable[tuple[Place, bytes]]) -> bytes:
+    """The bytes of many entries together."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.comment = _FORMAT.encode()
-        archive.writestr(_IMPORTS, json.dumps({key: code.imports for key, code in known.items()}))
-        archive.writestr(_CHOICES, json.dumps(choices))
-        for key, code in known.items():
-            archive.writestr(key, code.image)
-    return file.getvalue(), _info(known, choices)
+        archive.comment = _FORMAT
+        for (kind, digest), data in entries:
+            archive.writestr(f"{kind}/{digest}", data)
+    return file.getvalue()
 
 
 def load_cache_artifacts(serialized_artifacts: bytes) -> CacheInfo:
-    """Take what `save_cache_artifacts` gave: kernels that are in it are loaded, not generated, when they are compiled,
-    and what was measured is not measured again.
-    Those for other processors or another LLVM are never found. It is machine code: load only what you trust.
+    """Take what `save_cache_artifacts` gave, also into the cache on disk: what is in it is not made again. What is for
+    other processors, options or versions is never found. It is machine code: load only what you trust.
 
     Raises BolideError for other bytes.
     """
+    known: dict[Place, bytes] = {}
     try:
         with zipfile.ZipFile(io.BytesIO(serialized_artifacts)) as archive:
-            if archive.comment != _FORMAT.encode():
+            if archive.comment != _FORMAT:
                 raise ValueError(f"its format is {archive.comment.decode(errors='replace')!r}")
-            imports = json.loads(archive.read(_IMPORTS))
-            choices = {key: int(choice) for key, choice in json.loads(archive.read(_CHOICES)).items()}
-            objects = {key: Object(tuple(names), archive.read(key)) for key, names in imports.items()}
-    except (zipfile.BadZipFile, ValueError, KeyError, AttributeError, TypeError) as error:
+            for name in archive.namelist():
+                kind, _, digest = name.partition("/")
+                data = archive.read(name)
+                if kind not in KINDS or unpack(kind, digest, data) is None:
+                    raise ValueError(f"the entry {name} is damaged")
+                known[kind, digest] = data
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, zlib.error) as error:
         raise BolideError(f"these bytes are not what save_cache_artifacts of this version gives: {error}") from error
-    _add(objects.items())
-    with compiling:
-        _choices.update(choices)
-    return _info(objects, choices)
+    _add(known.items())
+    for (kind, digest), data in known.items():
+        _disk().write(kind, digest, data)
+    return _info(known)
 
 
-def _info(objects: Iterable[str], choices: Iterable[str]) -> CacheInfo:
-    return CacheInfo({"kernels": list(objects), "choices": list(choices)})
+def _info(places: Iterable[Place]) -> CacheInfo:
+    found: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for kind, digest in places:
+        found[kind].append(digest)
+    return CacheInfo(found)
 
 
 @on_reset
 def reset() -> None:
-    """Forget all machine code and choices."""
+    """Forget what is in memory."""
     with compiling:
-        _objects.clear()
-        _choices.clear()
+        _known.clear()

@@ -91,7 +91,6 @@ class Config:
 
     def __init_subclass__(cls) -> None:
         cls._options = {name: value for name, value in vars(cls).items() if isinstance(value, Option)}
-        cls._watched = {}
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         for name, declared in self._options.items():
@@ -100,7 +99,7 @@ class Config:
 
     def watch(self, name: str, function: Callable[..., None]) -> None:
         """Call `function` with each value that an option is given from now on."""
-        self._watched[name] = function
+        object.__setattr__(self, "_watched", {**self._watched, name: function})  # not of others of the class
 
     def __setattr__(self, name: str, value: object) -> None:
         self._declared(name).accept(name, value)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bolide.support import artifacts
+from bolide.support.cache import Key
 from bolide.support.locks import compiling
 from bolide.support.symbols import SERIAL, symbol_address
 
 
 @dataclass(slots=True)
 class Library:
-    """Loaded code and the addresses of its exported functions. The code is released with this object."""
+    """Loaded code and the addresses of its exported functions; `text` is the digest of the module's. The code is
+    released with this object."""
 
     tracker: object
     jit: object
     addresses: dict[str, int]
+    text: str
 
 
 @functools.cache
@@ -75,40 +78,94 @@ def with_stand_ins(text: str) -> str:
     return text
 
 
+class Object(NamedTuple):
+    """An object file, and the names of the functions that it calls elsewhere."""
+
+    imports: tuple[str, ...]
+    image: bytes
+
+
 def load(text: str, exports: Sequence[str], cpu: str, features: str) -> Library:
     """Compile a module and load it. RuntimeError if it calls a function found neither in torch nor in the process."""
-    import llvmlite.binding as llvm
-
     with compiling:
-        code = emit(text, cpu, features)
-        builder = llvm.JITLibraryBuilder()
-        for name in code.imports:
-            address = symbol_address(name)
-            if address is None:
-                raise RuntimeError(f"generated code calls {name}, which is not in this build of torch")
-            builder.import_symbol(name, address)
-        builder.add_object_img(code.image)
-        for name in exports:
-            builder.export_symbol(name)
-        tracker, jit = _jits.link(builder)
-        return Library(tracker, jit, {name: tracker[name] for name in exports})
+        code, digest = _object(text, cpu, features)
+        return _linked(code, exports, digest)
 
 
-def emit(text: str, cpu: str, features: str) -> artifacts.Object:
+def emit(text: str, cpu: str, features: str) -> Object:
     """The machine code of a module as an object file, generated unless it is known."""
+    with compiling:
+        return _object(text, cpu, features)[0]
+
+
+def _object(text: str, cpu: str, features: str) -> tuple[Object, str]:
+    """The machine code of a module, and the digest of its text."""
+    text = with_stand_ins(text)
+    digest = artifacts.digest_of(text)
+    key = _object_key(digest, cpu, features)
+    kept = _kept(key)
+    if kept is None:
+        kept = _compiled(text, cpu, features)
+        artifacts.keep(key, " ".join(kept.imports).encode() + b"\n" + kept.image)
+    return kept, digest
+
+
+def _kept(key: Key) -> Object | None:
+    payload = artifacts.find(key)
+    if payload is None:
+        return None
+    imports, _, image = payload.partition(b"\n")
+    return Object(tuple(imports.decode().split()), image)
+
+
+def load_known(digest: str, exports: Sequence[str], cpu: str, features: str) -> Library | None:
+    """The machine code of a module that is kept, by the digest of its text; None if it is not there, or calls what is
+    not in this process."""
+    with compiling:
+        code = _kept(_object_key(digest, cpu, features))
+        try:
+            return None if code is None else _linked(code, exports, digest)
+        except RuntimeError:
+            return None
+
+
+def _object_key(text: str, cpu: str, features: str) -> Key:
+    return Key("objects", {"text": text, **target_names(cpu, features)})
+
+
+@functools.cache
+def target_names(cpu: str, features: str) -> Mapping[str, str]:
+    """What machine code depends on besides its text."""
     import llvmlite.binding as llvm
 
-    text = with_stand_ins(text)
     version = ".".join(map(str, llvm.llvm_version_info))
-    key = artifacts.key_of(text, llvm.get_default_triple(), cpu, features, version)
-    code = artifacts.find(key)
-    if code is None:
-        module = llvm.parse_assembly(text)
-        names = [function.name for function in module.functions if function.is_declaration]
-        imports = tuple(name for name in names if not name.startswith("llvm."))
-        code = artifacts.Object(imports, machine(cpu, features).emit_object(module))
-        artifacts.keep(key, code)
-    return code
+    return {"target": llvm.get_default_triple(), "cpu": cpu, "features": features, "llvm": version}
+
+
+def _compiled(text: str, cpu: str, features: str) -> Object:
+    import llvmlite.binding as llvm
+
+    module = llvm.parse_assembly(text)
+    names = [function.name for function in module.functions if function.is_declaration]
+    return Object(
+        tuple(name for name in names if not name.startswith("llvm.")), machine(cpu, features).emit_object(module)
+    )
+
+
+def _linked(code: Object, exports: Sequence[str], digest: str) -> Library:
+    import llvmlite.binding as llvm
+
+    builder = llvm.JITLibraryBuilder()
+    for name in code.imports:
+        address = symbol_address(name)
+        if address is None:
+            raise RuntimeError(f"generated code calls {name}, which is not in this build of torch")
+        builder.import_symbol(name, address)
+    builder.add_object_img(code.image)
+    for name in exports:
+        builder.export_symbol(name)
+    tracker, jit = _jits.link(builder)
+    return Library(tracker, jit, {name: tracker[name] for name in exports}, digest)
 
 
 def assembly(text: str, cpu: str, features: str) -> str:

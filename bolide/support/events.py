@@ -78,6 +78,17 @@ class Compiled(Event):
 
 
 @dataclass(frozen=True)
+class CacheLookup(Event):
+    """Something was looked for among what was kept: `kind` is one of ``support.cache.KINDS``; `reason`: why it
+    was not found.
+    """
+
+    kind: str
+    hit: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Installed(Event):
     """A compiled version is in place: `index` counts the versions of this function from 0; `source` is the generated
     Python of the entry.

@@ -21,6 +21,7 @@ ARTIFACTS = {
     "kernels": "the generated kernels as loops, and what was not fused",
     "dynamic": "sizes and numbers that were fixed, and why",
     "perf": "seconds by stage",
+    "cache": "what was found among what is kept, and why the rest was not",
     "compiled_autograd": "the graphs of backward passes that are captured from the engine",
     "compiled_autograd_verbose": "the same, and why a backward pass is captured again",
 }

@@ -4,7 +4,11 @@ measured when it is first asked, for classes of shapes, and remembered.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
+import os
+import platform
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +16,8 @@ from typing import Literal, NamedTuple, TypeVar
 
 import torch
 
+from bolide.support import artifacts
+from bolide.support.cache import Key
 from bolide.tracing.policy import policy_of
 
 Library = Literal["aten", "onednn", "packed"]
@@ -61,7 +67,7 @@ _MOST = 1 << 24  # multiplications of what is measured: larger products are as t
 
 MEASURED: dict[Class, dict[Library, float]] = {}
 ATTENTION: dict[Attention, dict[Way, float]] = {}
-"""Seconds by library and way: what may be kept for other processes of this host."""
+"""Seconds by library and way, in this process."""
 _lock = threading.Lock()
 _CPU = torch.device("cpu")
 
@@ -123,12 +129,36 @@ def _floor(extent: int, steps: tuple[int, ...]) -> int:
 
 
 def times_of(product: Class) -> dict[Library, float]:
-    """Seconds that each library takes, measured once."""
+    """Seconds that each library takes, measured once on a machine, or in a process that keeps nothing."""
+    return _remembered(product, MEASURED, _measure)
+
+
+Alike = TypeVar("Alike", bound=NamedTuple)
+Choice = TypeVar("Choice", bound=str)
+
+
+def _remembered(
+    alike: Alike, known: dict[Alike, dict[Choice, float]], measure: Callable[[Alike], dict[Choice, float]]
+) -> dict[Choice, float]:
+    """The times that are known in this process, or kept from another one, or measured now."""
     with _lock:
-        times = MEASURED.get(product)
+        times = known.get(alike)
         if times is None:
-            times = MEASURED[product] = _measure(product)
+            key = Key("libraries", {type(alike).__name__: repr(tuple(alike)), **_environment()})
+            kept = artifacts.find(key)
+            times = known[alike] = measure(alike) if kept is None else json.loads(kept)
+            if kept is None:
+                artifacts.keep(key, json.dumps(times).encode())
     return times
+
+
+@functools.cache
+def _environment() -> dict[str, str]:
+    """What the times of products depend on besides their class."""
+    cpu = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        cpu = next((line for line in file if line.startswith("model name")), cpu).strip()
+    return {"torch": torch.__version__, "cpu": cpu, "cores": str(os.cpu_count())}
 
 
 def _measure(product: Class) -> dict[Library, float]:
@@ -173,10 +203,7 @@ def attention(dtype: torch.dtype, heads: int, queries: int, keys: int, terms: in
     threads = _threads()
     lengths = (_floor(queries, _LENGTHS), _floor(keys, _LENGTHS), _floor(terms, _TERMS))
     alike = Attention(dtype, min(heads, 4 * threads), *lengths, causal, backward, threads)
-    with _lock:
-        times = ATTENTION.get(alike)
-        if times is None:
-            times = ATTENTION[alike] = _measure_attention(alike)
+    times = _remembered(alike, ATTENTION, _measure_attention)
     return "products" if times["products"] < times["fused"] else "fused"
 
 

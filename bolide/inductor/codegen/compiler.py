@@ -1,33 +1,47 @@
-"""From kernels to machine code in this process. Kernels that differ in names only are compiled once."""
+"""From kernels to machine code in this process. Kernels that differ in names only are compiled once; those that any
+process has compiled are loaded (docs/caches.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import NamedTuple
 
 from bolide.inductor.codegen.statements import kernel_code
 from bolide.inductor.ir.loops import CPU, Kernel
 from bolide.inductor.ir.structure import Structure, structure_of
 from bolide.inductor.ir.verify import verify
-from bolide.inductor.machine import Machine, host_machine
+from bolide.inductor.machine import Machine, Target, host_machine
 from bolide.inductor.runtime.kernels import CompiledKernel
+from bolide.support import artifacts
+from bolide.support.cache import Key
 from bolide.support.caches import on_reset
-from bolide.support.engine import Library, load
+from bolide.support.engine import Library, load, load_known, target_names, with_stand_ins
 from bolide.support.locks import compiling
 
 ENTRY = "kernel"
+
+
+class Place(NamedTuple):
+    """Where a kernel's machine code is: the digest of a module's text, and the function there."""
+
+    module: str
+    symbol: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Code:
     """A kernel's machine code in this process."""
 
-    text: str
+    place: Place
     address: int
     library: Library
 
 
 _known: dict[tuple[Machine, Structure], _Code] = {}
+_loaded: dict[tuple[Target, Place], _Code] = {}
 
 
 def compile_kernels(
@@ -39,21 +53,71 @@ def compile_kernels(
     that breaks a rule of loop IR, NotImplementedError for one that is not for the CPU."""
     _refuse_others(kernels)
     machine = machine or host_machine()
-    target = machine.target
     keys = [(machine, structure_of(kernel)) for kernel in kernels]
     with compiling:
         missing = {key: kernel for key, kernel in zip(keys, kernels) if key not in _known}
         if missing:
-            text, parts = _joined([*missing.values()], machine, sizes)
-            names = [*parts]
-            library = load(text, names, target.cpu, target.features)
-            for key, (name, part) in zip(missing, parts.items()):
-                _known[key] = _Code(_module(*part), library.addresses[name], library)
+            for kernel in missing.values():
+                verify(kernel, sizes)  # 40 µs; LLVM ends the process over text that it cannot make sense of
+            parts = [_parts(kernel, machine) for kernel in missing.values()]
+            _known.update(zip(missing, _codes(parts, machine.target)))
         codes = [_known[key] for key in keys]
-    return [
-        CompiledKernel(kernel, code.address, code.text, target.cpu, target.features, code.library)
-        for kernel, code in zip(kernels, codes)
-    ]
+    return [_compiled(kernel, machine, code) for kernel, code in zip(kernels, codes)]
+
+
+def load_kernels(kernels: Sequence[Kernel], machine: Machine, places: Sequence[Place]) -> list[CompiledKernel] | None:
+    """Machine code that is kept at these places; None unless all of it is there."""
+    with compiling:
+        found = _kept(dict.fromkeys(places), machine.target)
+    if not found.keys() >= {*places}:
+        return None
+    return [_compiled(kernel, machine, found[place]) for kernel, place in zip(kernels, places)]
+
+
+def places_of(kernels: Sequence[Kernel], machine: Machine) -> list[Place]:
+    """Where the machine code of kernels is that this process has compiled."""
+    return [_known[machine, structure_of(kernel)].place for kernel in kernels]
+
+
+def _compiled(kernel: Kernel, machine: Machine, code: _Code) -> CompiledKernel:
+    target = machine.target
+    text = partial(module_text, kernel, machine)
+    return CompiledKernel(kernel, code.address, text, target.cpu, target.features, code.library)
+
+
+def _codes(parts: Sequence[_Parts], target: Target) -> list[_Code]:
+    """The machine code of kernels, whose functions are all called `ENTRY`: kept or new."""
+    keys = [_kernel_key(_module(*part), target) for part in parts]
+    places = [None if payload is None else Place(*payload.decode().split()) for payload in map(artifacts.find, keys)]
+    kept = _kept(dict.fromkeys(filter(None, places)), target)
+    codes = [kept.get(place) if place is not None else None for place in places]
+    new = [number for number, code in enumerate(codes) if code is None]
+    if not new:
+        return [code for code in codes if code is not None]
+    text, names = _joined([parts[number] for number in new])
+    library = load(text, names, target.cpu, target.features)
+    for number, name in zip(new, names):
+        place = Place(library.text, name)
+        codes[number] = _loaded[target, place] = _Code(place, library.addresses[name], library)
+        artifacts.keep(keys[number], " ".join(place).encode())
+    return [code for code in codes if code is not None]
+
+
+def _kept(places: Iterable[Place], target: Target) -> dict[Place, _Code]:
+    """The machine code at those of the places where there is some."""
+    found = {place: _loaded[target, place] for place in places if (target, place) in _loaded}
+    for module, wanted in groupby(sorted({*places} - found.keys()), lambda place: place.module):
+        group = [*wanted]
+        library = load_known(module, [place.symbol for place in group], target.cpu, target.features)
+        if library is not None:
+            for place in group:
+                found[place] = _loaded[target, place] = _Code(place, library.addresses[place.symbol], library)
+    return found
+
+
+def _kernel_key(text: str, target: Target) -> Key:
+    names = {"text": artifacts.digest_of(with_stand_ins(text)), **target_names(target.cpu, target.features)}
+    return Key("kernels", names)
 
 
 def module_of(
@@ -66,9 +130,11 @@ def module_of(
     different: dict[Structure, Kernel] = {}
     for structure, kernel in zip(structures, kernels):
         different.setdefault(structure, kernel)
-    text, parts = _joined([*different.values()], machine, sizes)
-    names = dict(zip(different, parts))
-    return text, [names[structure] for structure in structures]
+    for kernel in different.values():
+        verify(kernel, sizes)
+    text, names = _joined([_parts(kernel, machine) for kernel in different.values()])
+    entries = dict(zip(different, names))
+    return text, [entries[structure] for structure in structures]
 
 
 _Parts = tuple[dict[str, str], str]
@@ -81,16 +147,12 @@ def _refuse_others(kernels: Sequence[Kernel]) -> None:
             raise NotImplementedError(f"kernel {kernel.name} is for {kernel.device}: kernels are made for the CPU only")
 
 
-def _joined(
-    kernels: Sequence[Kernel], machine: Machine, sizes: Mapping[str, int] | None
-) -> tuple[str, dict[str, _Parts]]:
-    """One module, and the parts of each kernel in it by the name of its entry."""
-    for kernel in kernels:
-        verify(kernel, sizes)  # 40 µs; LLVM ends the process over text that it cannot make sense of
-    parts = {f"k{number}": _parts(kernel, machine) for number, kernel in enumerate(kernels)}
-    declared = {symbol: line for declarations, _ in parts.values() for symbol, line in declarations.items()}
-    functions = "\n".join(code.replace(f"@{ENTRY}", f"@{name}") for name, (_, code) in parts.items())
-    return _module(declared, functions), parts
+def _joined(parts: Sequence[_Parts]) -> tuple[str, list[str]]:
+    """One module of several kernels, and the names of their entries."""
+    names = [f"k{number}" for number in range(len(parts))]
+    declared = {symbol: line for declarations, _ in parts for symbol, line in declarations.items()}
+    functions = "\n".join(code.replace(f"@{ENTRY}", f"@{name}") for name, (_, code) in zip(names, parts))
+    return _module(declared, functions), names
 
 
 @on_reset
@@ -98,6 +160,7 @@ def reset() -> None:
     """Forget what was compiled. Machine code is released with the last `CompiledKernel` that uses it."""
     with compiling:
         _known.clear()
+        _loaded.clear()
 
 
 def module_text(kernel: Kernel, machine: Machine) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
 from bolide.inductor.ir import definitions, loops
 from bolide.inductor.plan import steps
 from bolide.inductor.plan.plan import Plan
+from bolide.inductor.schedule.nest import Schedule
+from bolide.inductor.schedule.stages import Refusal
 from bolide.symbolic import Expr
 
 NAME, NOTE, TEXT = "name", "note", "text"
@@ -20,6 +23,18 @@ class Many:
 
     def __init__(self, item: Spec, container: type = tuple) -> None:
         self.item, self.container = item, container
+
+
+@dataclass(frozen=True, slots=True)
+class SavedGraph:
+    """A compiled graph as it is kept: its plan, where the machine code of each kernel is (the digest of a module, and
+    the function there), and what else is told of it."""
+
+    plan: Plan
+    places: tuple[tuple[str, str], ...]
+    schedules: tuple[Schedule, ...]
+    strides: tuple[tuple[Expr, ...] | None, ...]
+    refusals: tuple[Refusal, ...]
 
 
 Spec = object
@@ -108,6 +123,26 @@ RECORDS: Mapping[type, Mapping[str, Spec]] = {
         "kernels": Many(loops.Kernel),
         "steps": Many(_STEP),
         "results": Many(_VALUE),
+    },
+    # compiled graphs
+    Schedule: {
+        "outer": Many(loops.Axis),
+        "inner": Many(loops.Axis),
+        "rename": _SPACE,
+        "scratch": int,
+        "jam": (Many((NAME, int)), None),
+        "blocks": Many(Many((NAME, int))),
+        "splits": Many(Many((NAME, Many(int)))),
+        "grain": (int, None),
+        "why": Many(NOTE),
+    },
+    Refusal: {"first": NOTE, "second": NOTE, "reason": NOTE},
+    SavedGraph: {
+        "plan": Plan,
+        "places": Many(Many(TEXT)),
+        "schedules": Many(Schedule),
+        "strides": Many((_EXPRS, None)),
+        "refusals": Many(Refusal),
     },
     # programs
     definitions.Origin: {"name": NOTE, "where": NOTE},

@@ -22,11 +22,11 @@ _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 @dataclass
 class CompiledKernel:
-    """Machine code of a kernel. `llvm_ir` is a module on its own, whose entry is ``@kernel``."""
+    """Machine code of a kernel, and what writes its text."""
 
     kernel: Kernel
     address: int
-    llvm_ir: str
+    text: Callable[[], str] = field(repr=False, compare=False)
     cpu: str = field(repr=False)
     features: str = field(repr=False)
     library: Library = field(repr=False)
@@ -41,6 +41,11 @@ class CompiledKernel:
         if len(words) != expected:
             raise TypeError(f"kernel {self.name} takes {expected} addresses and sizes, not {len(words)}")
         _ENTRY(self.address)((ctypes.c_int64 * expected)(*words))
+
+    @cached_property
+    def llvm_ir(self) -> str:
+        """A module on its own, whose entry is ``@kernel``; written when first asked for."""
+        return self.text()
 
     @cached_property
     def assembly(self) -> str:

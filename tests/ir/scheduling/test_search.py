@@ -143,7 +143,8 @@ def test_the_mode_gives_the_same_results_and_gradients(mode: str, dynamic: bool 
         gradients = [torch.autograd.grad(result.square().sum(), (x, w)) for result in results]
         torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-4)
-    assert artifacts._choices
+    saved = artifacts.save_cache_artifacts()
+    assert saved is not None and saved[1].artifacts["choices"]
 
 
 def test_there_is_a_bar_where_standard_error_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

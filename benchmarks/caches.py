@@ -1,0 +1,100 @@
+"""Faults of the cache on disk, many times: ``python -m benchmarks.caches [kills] [damage] [processes] [--times N]``.
+
+Each must give what an empty cache gives. Nothing is measured but how often an entry was read whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import bolide
+from bolide.support import artifacts
+from bolide.support.cache import Key, disk, pack
+
+PROGRAM = """
+import torch, bolide
+torch.set_num_threads(1)
+w = torch.linspace(-1, 1, 24 * 24).reshape(24, 24).requires_grad_()
+x = torch.linspace(0, 1, 96).reshape(4, 24)
+y = bolide.compile(lambda x: torch.softmax((x @ w).sin() * 2, -1).square().sum(0))(x)
+y.sum().backward()
+print(y.tolist(), w.grad.tolist())
+"""
+
+
+def kills(times: int) -> str:
+    """Writers of entries that are killed at any time."""
+    keys = [Key("choices", {"place": str(place)}) for place in range(8)]
+    contents = {key.digest: random.randbytes(200_000) for key in keys}
+    whole = 0
+    for _ in range(times):
+        child = os.fork()
+        if not child:
+            while True:
+                for key in keys:
+                    disk.write(key.kind, key.digest, pack(key, contents[key.digest]))
+        time.sleep(random.uniform(0, 0.01))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        artifacts.reset()
+        found = [(artifacts.find(key), contents[key.digest]) for key in keys]
+        assert all(read in (None, content) for read, content in found)
+        whole += sum(read is not None for read, _ in found)
+    return f"{times} writers killed; {whole} of {times * len(keys)} entries were there, all of them whole"
+
+
+def damage(times: int) -> str:
+    """A program on a cache of which an entry was damaged."""
+    function = lambda x: torch.softmax(x.sin() * 2, -1).cumsum(0)  # noqa: E731
+    for _ in range(times):
+        x = torch.randn(5, 16)
+        bolide.reset()
+        torch.testing.assert_close(bolide.compile(function)(x), function(x))
+        entries = [path for path in disk.folder().rglob("*-*") if path.is_file()]
+        path = random.choice(entries)
+        data = bytearray(path.read_bytes())
+        if random.random() < 0.3:
+            del data[random.randrange(len(data)) :]
+        else:
+            data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+        path.write_bytes(data)
+    return f"{times} entries damaged; all results are eager's"
+
+
+def processes(count: int) -> str:
+    """A program in many processes at once on an empty cache."""
+    command = [sys.executable, "-c", PROGRAM]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    told = {process.communicate()[0] for process in running}
+    assert len(told) == 1 and not any(process.returncode for process in running)
+    return f"{count} processes on an empty cache: one result"
+
+
+CASES = {"kills": (kills, 1000), "damage": (damage, 1000), "processes": (processes, 64)}
+
+
+def main() -> None:
+    """Runs the cases that are named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", default=[*CASES], choices=[*CASES])
+    parser.add_argument("--times", type=int)
+    arguments = parser.parse_args()
+    for name in arguments.cases:
+        case, times = CASES[name]
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["BOLIDE_CACHE_DIR"] = str(Path(folder) / "cache")
+            print(f"{name}: {case(arguments.times or times)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Compiled graphs that are kept: what they are found by, and how they come back (docs/caches.md)."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.fx
+
+from bolide.inductor.codegen.compiler import Place, load_kernels, places_of
+from bolide.inductor.config import config
+from bolide.inductor.machine import Machine
+from bolide.inductor.plan import Call, Plan
+from bolide.inductor.plan.codec import CannotLeave, DamagedBytes, decode, encode
+from bolide.inductor.plan.records import SavedGraph
+from bolide.inductor.runtime.kernels import CompiledKernel
+from bolide.inductor.schedule import Scheduled
+from bolide.support import artifacts
+from bolide.support.cache import Key
+from bolide.symbolic import Expr, as_expr
+from bolide.tracing import TensorMeta
+
+PARTS = ("inductor", "support", "symbolic", "tracing")
+"""The packages of ours that decide what becomes of a graph."""
+
+
+class About(Protocol):
+    """What `compiled_graph.GraphInfo` says of a graph."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def static_inputs(self) -> frozenset[int]: ...
+
+    @property
+    def visible_outputs(self) -> frozenset[int]: ...
+
+
+def key_of(gm: torch.fx.GraphModule, info: About, machine: Machine) -> Key | None:
+    """What a graph is found by; None if it has objects of this process in it."""
+    try:
+        text = graph_text(gm)
+    except CannotLeave:
+        return None
+    about = f"{info.kind} {sorted(info.static_inputs)} {sorted(info.visible_outputs)}"
+    names = {
+        "graph": artifacts.digest_of(f"{about}\n{text}"),
+        "machine": repr(machine),
+        "threads": str(machine.threads),
+        "bolide": _source_digest(),
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "default dtype": str(torch.get_default_dtype()),
+        "mkldnn": str(torch.backends.mkldnn.enabled),
+    }
+    names |= {f"options.{name}": repr(value) for name, value in config.shallow_copy_dict().items()}
+    return Key("plans", names, f"{info.kind} graph")
+
+
+def find(
+    key: Key, gm: torch.fx.GraphModule, machine: Machine
+) -> tuple[Scheduled, dict[str, torch.Tensor], list[CompiledKernel]] | None:
+    """What is kept of a graph: its plan, constants and kernels; None unless all of it is there."""
+    payload = artifacts.find(key)
+    if payload is None:
+        return None
+    try:
+        saved = decode(payload, SavedGraph)
+    except DamagedBytes:
+        return None
+    kernels = load_kernels(saved.plan.kernels, machine, [Place(*place) for place in saved.places])
+    if kernels is None:
+        return None
+    nodes = [*gm.graph.nodes]
+    plan = _with_lines(saved.plan, lambda place: str(nodes[int(place)].meta["where"]))
+    scheduled = Scheduled(plan, [*saved.schedules], (), [*saved.strides], [*saved.refusals], {})
+    return scheduled, _constants(gm), kernels
+
+
+def keep(
+    key: Key,
+    gm: torch.fx.GraphModule,
+    machine: Machine,
+    scheduled: Scheduled,
+    constants: Mapping[str, torch.Tensor],
+) -> None:
+    """Keep a graph whose kernels are compiled, unless there are objects of this process in it."""
+    if scheduled.objects or [*constants] != [*_constants(gm)]:
+        return
+    lines = {str(node.meta["where"]): str(place) for place, node in enumerate(gm.graph.nodes) if node.meta.get("where")}
+    plan = _with_lines(scheduled.plan, lambda line: lines.get(line, ""))
+    places = tuple(places_of(plan.kernels, machine))
+    saved = SavedGraph(plan, places, tuple(scheduled.schedules), tuple(scheduled.strides), tuple(scheduled.refusals))
+    artifacts.keep(key, encode(saved))
+
+
+def _constants(gm: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
+    """As lowering names them."""
+    nodes = gm.graph.find_nodes(op="get_attr")
+    return {f"c{place}_{node.name}": getattr(gm, str(node.target)) for place, node in enumerate(nodes)}
+
+
+def _with_lines(plan: Plan, change: Callable[[str], str]) -> Plan:
+    """The plan with other lines of the program at its calls: those of who wrote an equal graph are elsewhere."""
+    steps = [replace(s, where=change(s.where)) if isinstance(s, Call) and s.where else s for s in plan.steps]
+    return replace(plan, steps=tuple(steps))
+
+
+@functools.cache
+def _source_digest() -> str:
+    """A digest of our own code."""
+    package = Path(__file__).resolve().parent.parent
+    total = hashlib.sha256()
+    for part in PARTS:
+        for path in sorted((package / part).rglob("*.py")):
+            total.update(f"{path.relative_to(package)}\n".encode())
+            total.update(path.read_bytes())
+    return total.hexdigest()
+
+
+# ---- graphs as text --------------------------------------------------------------------------------------------------
+
+
+def graph_text(gm: torch.fx.GraphModule) -> str:
+    """All that lowering reads of a graph, but the lines of the program and the data of constants. Raises CannotLeave
+    for one with objects of this process in it."""
+    text = _Text()
+    lines = []
+    for node in gm.graph.nodes:
+        value = getattr(gm, str(node.target)) if node.op == "get_attr" else None
+        constant = "" if value is None else f"{value.dtype} {value.device} {[*value.shape]} {value.stride()}"
+        parts = [node.op, _target(node), constant, text.of(node.args), text.of(node.kwargs)]
+        lines.append(f"{node.name} = {' '.join(parts)}: {text.of(node.meta.get('val'))}")
+    return "\n".join(lines)
+
+
+def _target(node: torch.fx.Node) -> str:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target) if target.namespace == "aten" else str(target._schema)
+    if node.op == "call_function" and target is not operator.getitem:
+        raise CannotLeave(f"{target} is a function of this process")
+    return str(target)
+
+
+class _Text:
+    """Values as text, in which different ones are different."""
+
+    def __init__(self) -> None:
+        self.metas: dict[int, str] = {}
+        self.exprs: dict[Expr, str] = {}
+
+    def of(self, value: object) -> str:
+        if type(value) in _PLAIN:
+            return repr(value)
+        if isinstance(value, torch.fx.Node):
+            return value.name
+        if isinstance(value, TensorMeta):
+            return self.meta(value)
+        if isinstance(value, (tuple, list)):
+            return f"[{', '.join(map(self.of, value))}]"
+        if isinstance(value, dict):
+            return f"{{{', '.join([f'{key}: {self.of(item)}' for key, item in value.items()])}}}"
+        if isinstance(value, torch.SymInt):
+            return self.size(value)
+        raise CannotLeave(f"{type(value).__name__} {value!r} is an object of this process")
+
+    def meta(self, meta: TensorMeta) -> str:
+        known = self.metas.get(id(meta))
+        if known is None:
+            sizes = [*map(self.of, (*meta.shape, None, *meta.stride, None, meta.offset))]
+            known = self.metas[id(meta)] = f"{meta.dtype} {meta.device} {' '.join(sizes)} {meta.requires_grad}"
+        return known
+
+    def size(self, size: torch.SymInt) -> str:
+        """What a size is made of, and what is known of it."""
+        expr = as_expr(size)
+        known = self.exprs.get(expr)
+        if known is None:
+            assumed = [size.node.env.is_assumed(expr.eq(number)) for number in (0, 1)]
+            known = f"{expr.text()} {artifacts.digest_of(encode(expr).hex())} {assumed} {size.node.hint}"
+            self.exprs[expr] = known
+        return known
+
+
+_PLAIN = {bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
