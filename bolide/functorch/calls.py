@@ -91,6 +91,10 @@ class Request:
         return {"forward": self.forward, "backward": self.backward, "inference": self.inference}[kind]
 
 
+class _RaisedByGraph(Exception):
+    """A kernel has raised what the program handles; nothing is written yet."""
+
+
 _RAISED_BY_KERNELS = (RuntimeError, IndexError, NotImplementedError, ValueError)
 
 
@@ -146,11 +150,10 @@ class Versions:
             return self(*args, **kwargs)
         except Refuted:
             return self.request.function(*args, **kwargs)
-        except _RAISED_BY_KERNELS:
-            if drawn is None:
-                raise
+        except _RaisedByGraph:
+            assert drawn is not None
             torch.set_rng_state(drawn)
-        return self.request.function(*args, **kwargs)  # the program handles it; graphs have written nothing yet
+        return self.request.function(*args, **kwargs)
 
 
 def _is_inside(leaf: object) -> bool:
@@ -464,7 +467,7 @@ class _Tracing:
         if any(one.kind == "leaf" and id(leaf) in made for one, leaf in zip(given, flat)):
             raise Unsupported("a result is a leaf of the history of another one", kind="new_leaf")
         trace.derivation.is_own |= _has_functions(histories)
-        compiler = functools.partial(_compiled_by, request, len(trace.sizes))
+        compiler = functools.partial(_compiled_by, request, len(trace.sizes), calling.handles)
         switched = not torch.is_grad_enabled() and (
             any(_base(output).grad_fn is not None for output in outputs)
             or any(map(has_new_history, trace.inputs, trace.leaves))
@@ -607,9 +610,9 @@ def _autocast_without_cache() -> Iterator[None]:
         torch.set_autocast_cache_enabled(enabled)
 
 
-def _compiled_by(request: Request, sizes: int, module: fx.GraphModule, info: GraphInfo) -> Runner:
+def _compiled_by(request: Request, sizes: int, handles: bool, module: fx.GraphModule, info: GraphInfo) -> Runner:
     """What the user's compiler makes of a graph. So many `sizes` are among a program's inputs, after the tensors: they
-    have no gradients."""
+    have no gradients. `handles`: the program handles errors."""
     slots = placeholders(module.graph)
     left_out = min(sizes, sum(map(is_size, slots))) if info.kind == "backward" else 0
     tangents = [at for at, slot in enumerate(slots) if str(slot.target).startswith("tangent")]
@@ -628,17 +631,22 @@ def _compiled_by(request: Request, sizes: int, module: fx.GraphModule, info: Gra
     examples = [example(slots[at].meta["val"]) for at in out.takes]
     with progress.compiling(request.number, info.kind):
         made = request.compiler(info.kind)(out.module, examples)
-    return _running(made, out)
+    return _running(made, out, handles and info.kind != "backward")
 
 
-def _running(made: Function, out: Outgoing) -> Runner:
+def _running(made: Function, out: Outgoing, handles: bool) -> Runner:
     boxed = getattr(made, "_boxed_call", False)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         given = [inputs[at] for at in out.takes]
         targets = [inputs[at] for at in out.writes]
         inputs.clear()
-        results = made(given) if boxed else made(*given)
+        try:
+            results = made(given) if boxed else made(*given)
+        except _RAISED_BY_KERNELS as error:
+            if handles:
+                raise _RaisedByGraph from error
+            raise
         results = results if isinstance(results, (list, tuple)) else (results,)
         for target, value in zip(targets, results):
             target.copy_(value)

@@ -21,7 +21,8 @@ import bolide
 from bolide.inductor.config import config
 from bolide.support import events
 
-PROGRAMS = 16
+PROGRAMS = 12
+SHORT, LONG = 30, 80  # lines of a program, in tests and by hand: time grows with the square of its branches
 SEED = int(os.environ.get("BOLIDE_TEST_SEED", "0"))
 
 
@@ -30,8 +31,8 @@ class Writer:
     object; `state` belongs to the caller. Every second program is plain: in branches
     it only computes on with a variable, so that all of them, and those in their ways, become parts of a graph."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self.chance = chance
+    def __init__(self, chance: random.Random, longest: int = SHORT) -> None:
+        self.chance, self.longest = chance, longest
         self.plain = chance.random() < 0.5
         self.lines: list[str] = []
         self.loops = 0
@@ -76,7 +77,11 @@ class Writer:
 
     def block(self, depth: int, deepest: int, count: int) -> None:
         for _ in range(count):
-            self.statement(depth, deepest)
+            if len(self.lines) < self.longest:
+                self.statement(depth, deepest)
+            else:
+                self.line(depth, f"{self.pick('a', 'b', 'c')} = {self.value()}")
+                break
 
     def statement(self, depth: int, deepest: int) -> None:
         kind = self.chance.random()
@@ -189,10 +194,10 @@ def inputs(chance: random.Random, size: int) -> list[Tensor]:
     return [value.requires_grad_(grad) for value in made]
 
 
-def wrong(seed: int, backend: str, dynamic: bool | None = None) -> str | None:
+def wrong(seed: int, backend: str, dynamic: bool | None = None, longest: int = SHORT) -> str | None:
     """What differs from eager in the program of a seed, with its text."""
     chance = random.Random(seed)
-    source = Writer(chance).program()
+    source = Writer(chance, longest).program()
     fn = compiled_source(source, f"<branches {seed}>")
     bolide.reset()
     compiled = bolide.compile(fn, backend=backend, dynamic=dynamic)
@@ -208,15 +213,16 @@ def wrong(seed: int, backend: str, dynamic: bool | None = None) -> str | None:
     return None
 
 
-def seeds(count: int) -> Iterator[int]:
-    return iter(range(SEED * 1000, SEED * 1000 + count))
+def seeds(count: int, part: int) -> Iterator[int]:
+    first = SEED * 1000 + part * count
+    return iter(range(first, first + count))
 
 
 @pytest.mark.parametrize(("backend", "native_after"), [("inductor", 0), ("inductor", 2), ("aot_eager", 0)])
 def test_random_programs_with_branches(backend: str, native_after: int) -> None:
     met: list[Any] = []
     with events.subscribed(met.append), config.patch(native_after=native_after):
-        for seed in seeds(PROGRAMS):
+        for seed in seeds(PROGRAMS, native_after + (backend == "aot_eager")):
             problem = wrong(seed, backend, dynamic=random.Random(seed).choice((None, True)))
             assert problem is None, problem
     graphs = [event.graph.graph for event in met if isinstance(event, events.Graph)]
@@ -231,9 +237,8 @@ if __name__ == "__main__":
     faults = 0
     for number in range(first, first + int(sys.argv[1])):
         try:
-            fault = wrong(
-                number, sys.argv[3] if len(sys.argv) > 3 else "inductor", random.Random(number).choice((None, True))
-            )
+            backend = sys.argv[3] if len(sys.argv) > 3 else "inductor"
+            fault = wrong(number, backend, random.Random(number).choice((None, True)), LONG)
         except Exception as error:
             fault = f"seed {number}: {type(error).__name__}: {error}"
         if fault:

@@ -154,6 +154,11 @@ def reshaped(x: TensorMeta, size: Ints) -> tuple[tuple[Size, ...], bool]:
     return shape, dense or stride is not None
 
 
+@rule("detach", "alias")
+def _same(x: TensorMeta) -> TensorMeta:
+    return x._replace(requires_grad=False)
+
+
 @rule("view")
 def _view(x: TensorMeta, size: Ints) -> TensorMeta:
     shape = _view_shape(x, size)

@@ -196,3 +196,17 @@ def test_views_end_where_memory_ends() -> None:
         for size in (6, 7, 8):
             x = torch.randn(size)
             torch.testing.assert_close(call(x), fn(x))
+
+
+def test_views_of_detached_arguments_know_where_they_lie() -> None:
+    def fn(base, detached):
+        view = detached.transpose(0, -1).as_strided((2, 2), (2, 1))
+        view.mul_(2)
+        return view
+
+    found = []
+    for call in (aot_function(fn, nop), fn):
+        base = torch.arange(24.0, dtype=torch.float64).view(2, 4, 3).clone().requires_grad_()
+        view = call(base, base.detach()[1:])
+        found.append((base, view, view.storage_offset()))
+    torch.testing.assert_close(*found)

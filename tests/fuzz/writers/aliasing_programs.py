@@ -109,7 +109,7 @@ _WRITES: tuple[Callable[..., Any], ...] = (
     *(
         lambda t, u: torch.sin(u, out=torch.empty_like(u)),
         lambda t, u: F.relu(t, inplace=True),
-        lambda t, u: t.cumsum_(0),
+        lambda t, u: t.mul_(1).cumsum_(0),
     ),
     *(lambda t, u: torch._foreach_add_([t, t[0]], 1), lambda t, u: t.lerp_(u, 0.5), lambda t, u: t.sub_(u.sum())),
     *(lambda t, u: t.real.mul_(2), lambda t, u: t.index_put_((torch.tensor([0, 0]),), u[0].clone(), accumulate=True)),
