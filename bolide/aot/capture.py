@@ -80,7 +80,10 @@ def program_of(
     named, parameters = bound(function, args, kwargs)
     shapes = Shapes()
     with torch.no_grad(), collector_paused():
-        with shapes.marked(dynamic_shapes, named, True), config.patch(automatic_dynamic_shapes=False):
+        with (
+            shapes.marked(dynamic_shapes, named, True),
+            config.patch(automatic_dynamic_shapes=False, unrolled_steps=None),  # a loop of steps is Python
+        ):
             captured, _ = capture_whole(called, passed, kwargs, {}, shapes, record_calls=False)
         numbers = graphs.numbers_of(captured)
         graphs.give_numbers(captured, numbers)

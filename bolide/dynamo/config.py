@@ -219,6 +219,11 @@ class DynamoConfig(Config):
         True,
         "An `if` on a tensor's value becomes a branch of the graph, if its ways meet again and differ only in tensors.",
     )
+    unrolled_steps: int | None = option(
+        16,
+        "Scans and maps of at most so many steps are unrolled, others are loops. None: all are unrolled.",
+        types=(int, type(None)),
+    )
     only_allow_pt2_compliant_ops: bool = option(
         False, "Custom operators without the tag pt2_compliant_tag break instead of being captured."
     )

@@ -96,7 +96,7 @@ def export(
         with (
             shapes.marked(dynamic_shapes, named, static or tracing_mode != "symbolic"),
             # a graph of torch's own operations; sizes are symbolic where they are marked
-            config.patch(capture_branches=False, automatic_dynamic_shapes=False),
+            config.patch(capture_branches=False, automatic_dynamic_shapes=False, unrolled_steps=0),
         ):
             captured, checks = capture_whole(function, given, kwargs, table, shapes)
         call = graphs.Call(function, given, kwargs, args, list(named), parameters)

@@ -17,13 +17,13 @@ from torch._higher_order_ops import strict_mode, while_loop
 from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
+from bolide.dynamo.config import config
 from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_table
 from bolide.dynamo.machine.calls import intercept
 from bolide.dynamo.machine.interpreter import Call, Machine, part_of
 from bolide.dynamo.machine.stand_ins import class_of
 from bolide.dynamo.opcodes.undo import State
 from bolide.dynamo.polyfills import torch_functions
-from bolide.dynamo.state import state
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.called import branches, levels, scans
@@ -223,16 +223,12 @@ def check_slices(vm: Machine, leaves: Sequence[Any], dim: int = 0) -> None:
 # ---- operators of known length ---------------------------------------------------------------------------------------
 
 
-_MOST_UNROLLED = 16
-"""So many steps are cheaper as operations of the graph than as a loop."""
-
-
 def _is_loop(vm: Machine, leaves: Sequence[torch.Tensor], dim: int = 0) -> bool:
     """Whether what goes over these tensors becomes a loop. Shorter ones are unrolled, and what transforms look into."""
     if torch._C._functorch.peek_interpreter_stack() is not None or not all(type(x) is TracedTensor for x in leaves):
         return False
-    length = leaves[0].shape[dim]
-    return state.exporting or not isinstance(length, int) or length > _MOST_UNROLLED
+    most, length = config.unrolled_steps, leaves[0].shape[dim]
+    return most is not None and (not isinstance(length, int) or length > most)
 
 
 def _looped(vm: Machine, function: object, init: object, xs: object, dim: int, reverse: bool) -> object:
