@@ -128,7 +128,7 @@ def _records(writer: LibraryWriter, constants: Sequence[Constant], places: Seque
     words: list[int] = []
     for constant, place in zip(constants, places):
         tensor = constant.tensor
-        words += (writer.text(constant.name), constant.kind, shims.dtype_code(tensor.dtype), tensor.dim())
+        words += (writer.text(constant.name), constant.kind, shims.code_of(tensor.dtype), tensor.dim())
         words += (writer.table(tensor.shape), writer.table(tensor.stride()), place, _bytes(tensor))
     return words
 

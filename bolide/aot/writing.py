@@ -181,7 +181,7 @@ def _check_inputs(writer: LibraryWriter, contents: Contents) -> None:
 
 
 def _check_input(writer: LibraryWriter, tensor: TensorInput, name: str, sizes: Operand, strides: Operand) -> None:
-    slot, dtype = writer.slots[tensor.name], shims.dtype_code(tensor.type.dtype)
+    slot, dtype = writer.slots[tensor.name], shims.code_of(tensor.type.dtype)
     dims = len(tensor.type.shape)
     step = PythonStep(Failure(layout.INPUT, name, (slot, dtype, dims, *sizes, *strides)), [], [])
     writer.check(slot, dtype, sizes, strides, dims, step)
@@ -199,7 +199,7 @@ def _dtype_names() -> list[str]:
     names = ["another one"] * 64
     for dtype in dict.fromkeys(value for value in vars(torch).values() if isinstance(value, torch.dtype)):
         try:
-            names[shims.dtype_code(dtype)] = str(dtype)
+            names[shims.code_of(dtype)] = str(dtype)
         except LookupError:
             continue
     return names

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import bolide
+from bolide.inductor.plan import Operator
 from bolide.inductor.runtime.native import driver, shims
 from bolide.inductor.runtime.native import instructions as ops
 from bolide.inductor.runtime.native.driver import _method, handle_offset
@@ -209,13 +210,12 @@ def test_training_of_lstm_layers_takes_no_step_in_python(
 def test_an_operator_that_the_dispatcher_does_not_know_is_called_in_python(
     monkeypatch: pytest.MonkeyPatch, programs: list[Program]
 ) -> None:
-    shim_of = shims.shim_of
+    dispatch = Writer.dispatch
 
-    def unknown(operator: Any) -> shims.Shim | None:
-        shim = shim_of(operator)
-        return shim._replace(symbol="aten::no_such_operator") if shim and shim.kinds else shim
+    def unknown(self: Writer, operator: Operator, *args: Any) -> None:
+        dispatch(self, Operator("aten::no_such_operator", ""), *args)
 
-    monkeypatch.setattr(shims, "shim_of", unknown)
+    monkeypatch.setattr(Writer, "dispatch", unknown)
     eager = torch.nn.LSTM(3, 4)
     compiled = bolide.compile(eager, dynamic=False)
     for _ in range(3):

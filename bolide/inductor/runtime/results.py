@@ -36,16 +36,21 @@ from bolide.tracing.numbers.sizes import SIZED
 from bolide.tracing.operations.writes import drawn, functional
 from bolide.tracing.rng import DRAWS
 
-_KEEP_THEIR_WORD = frozenset({"aten", "prims", "mkldnn"})
+_TORCHS = frozenset({"aten", "prims", "mkldnn"})
 _MOST_SIZES = 4096
 
 Sizes = tuple[int, ...]
 
 
+def is_torchs(op: torch._ops.OpOverload) -> bool:
+    """Whether an operation is one of torch's own."""
+    return op.namespace in _TORCHS
+
+
 def keeps_its_word(op: torch._ops.OpOverload) -> bool:
     """Whether an operation is one of torch's own, or draws: it gives for the same sizes always the same layout, and
     results are memory of their own unless the schema says otherwise."""
-    return op.namespace in _KEEP_THEIR_WORD or op in DRAWS
+    return is_torchs(op) or op in DRAWS
 
 
 def gives_new_memory(op: torch._ops.OpOverload) -> bool:
@@ -155,7 +160,7 @@ class ResultCheck:
         return AssertionError if keeps_its_word(self.op) else WrongResult
 
     def _text(self, expected: str, actual: str) -> str:
-        foreign = self.op.namespace not in ("bolide", *_KEEP_THEIR_WORD)
+        foreign = self.op.namespace not in ("bolide", *_TORCHS)
         says = "its fake implementation says" if foreign else "bolide expects"
         remedy = "make the fake implementation (register_fake) say what the operator gives"
         lines = [f"{self.op} gave a tensor of {actual}; {says} {expected}"]

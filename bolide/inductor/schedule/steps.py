@@ -4,7 +4,6 @@ one."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -45,11 +44,10 @@ from bolide.inductor.plan.steps import all_of_words, of_words
 from bolide.inductor.runtime import externs
 from bolide.inductor.runtime.results import keeps_its_word
 from bolide.inductor.schedule.calls.checks import steps_of
-from bolide.inductor.schedule.calls.expansions import conv_weight_gradient
+from bolide.inductor.schedule.calls.expansions import EXPANSIONS, torchs
 from bolide.inductor.schedule.reuse import reuse_in_place
 from bolide.inductor.schedule.stages import Buffer, Scheduling
 from bolide.symbolic import Expr, without_zeros
-from bolide.tracing.rng import rng_seed
 
 
 class StepWriter:
@@ -98,6 +96,7 @@ class StepWriter:
     def call(self, extern: Extern, homes: Mapping[str, str]) -> None:
         """Runs a library call, or what stands in its place. Checks that only say that an error is raised wait until
         something else than a computation of torch's follows, or an input is written."""
+        extern = torchs(extern)
         steps = steps_of(extern, self.ctx.buffers, self.ref)
         if steps is not None and all(isinstance(step, Check) and not step.expected for step in steps):
             self._checks += steps
@@ -108,11 +107,8 @@ class StepWriter:
             self._check()
         if steps is not None:
             self.steps += steps
-        elif extern.op is rng_seed:
-            low, high = Expr.const(-(1 << 63)), Expr.const((1 << 63) - 1)
-            self._call(replace(extern, op=torch.ops.aten.randint.low, args=(low, high, [])))
-        elif extern.op is externs.weight_gradient:
-            self._weight_gradient(extern)
+        elif extern.op in EXPANSIONS:
+            self._expand(extern)
         else:
             self._call(extern, home)
 
@@ -157,13 +153,14 @@ class StepWriter:
         self.steps.append(Call(operator_of(op), arguments_of(op, args, kwargs, self._keep), results, where))
         self._tensors.update(defined_names(self.steps[-1]))
 
-    def _weight_gradient(self, extern: Extern) -> None:
-        grad, x = map(self.ref, extern.args[:2])
+    def _expand(self, extern: Extern) -> None:
+        args = map_leaves(extern.args, definitions.View, self.ref)
         (name,) = extern.names
-        assert name is not None and extern.origin is not None
-        buffers = self.ctx.buffers
-        types = {at.name: self._seen.get(at.name) or type_of(buffers[at.name]) for at in (grad, x)}
-        self.steps += conv_weight_gradient(name, grad.name, x.name, extern.args[2:], extern.origin.where, types)
+        assert name is not None
+        given = [value.name for value in args if isinstance(value, Ref)]
+        types = {name: self._seen.get(name) or type_of(self.ctx.buffers[name]) for name in given}
+        where = extern.origin.where if extern.origin else ""
+        self.steps += EXPANSIONS[extern.op](name, where, types, *args)
         self._tensors.add(name)
 
     def _argument(self, value: definitions.View | Expr) -> Ref | Expr:

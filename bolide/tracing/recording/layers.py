@@ -55,8 +55,8 @@ def _run_backward(kind: str, x: torch.Tensor, state: Tensors, weights: Tensors, 
     return [torch.zeros_like(leaf) if grad is None else grad.contiguous() for leaf, grad in zip(leaves, grads)]
 
 
-_forward = operator(f"recurrent({_ARGUMENTS}) -> Tensor[]", _run)
-_backward = operator(f"recurrent_backward({_ARGUMENTS}, Tensor[] tangents) -> Tensor[]", _run_backward)
+recurrent = operator(f"recurrent({_ARGUMENTS}) -> Tensor[]", _run)
+recurrent_backward = operator(f"recurrent_backward({_ARGUMENTS}, Tensor[] tangents) -> Tensor[]", _run_backward)
 
 
 @rule("bolide::recurrent")
@@ -80,7 +80,7 @@ class _Recurrent(torch.autograd.Function):
         nodes = [trace.unwrap(tensor) for tensor in tensors]
         operands = (kind, nodes[0], nodes[1 : 1 + parts], nodes[1 + parts :], *options)
         ctx.trace, ctx.operands = trace, operands
-        return trace.wrap(trace.call(_forward, *operands))
+        return trace.wrap(trace.call(recurrent, *operands))
 
     @staticmethod
     def backward(ctx: Any, *tangents: TracedTensor) -> Any:
@@ -88,7 +88,7 @@ class _Recurrent(torch.autograd.Function):
         if torch.is_grad_enabled():
             reason = "gradients of gradients of a recurrent layer over a symbolic number of steps"
             raise Unsupported(reason, trace.where, "use a fixed number of steps (dynamic=False)", "operator")
-        gradients = trace.call(_backward, *ctx.operands, [trace.unwrap(tangent) for tangent in tangents])
+        gradients = trace.call(recurrent_backward, *ctx.operands, [trace.unwrap(tangent) for tangent in tangents])
         return (None, None, None, None, *map(trace.wrap, gradients))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +22,7 @@ from bolide.inductor.plan import (
     Ref,
     Repeat,
     Require,
+    Result,
     Reuse,
     Size,
     Step,
@@ -35,16 +35,16 @@ from bolide.inductor.plan import (
     WordResult,
     all_steps,
     flat_results,
+    tensors_given,
     used_names,
 )
-from bolide.inductor.plan.schemas import Kind, overload_of, signature_of
+from bolide.inductor.plan.schemas import operator_of, overload_of
 from bolide.inductor.plan.steps import types_of
+from bolide.inductor.runtime.native import arguments, shims
 from bolide.inductor.runtime.native import instructions as ops
-from bolide.inductor.runtime.native import shims
 from bolide.inductor.runtime.native.program import NOTHING, Operand, Program, PythonStep, Writer
 from bolide.inductor.runtime.results import tied_views
-from bolide.symbolic import Expr, as_expr, contiguous_strides
-from bolide.symbolic.sizes import product
+from bolide.symbolic import Expr
 
 InPython = Callable[[Step, Sequence[str], Sequence[str]], object]
 """Makes a step of a block a function of Python's, of these tensors and words; it gives a tuple of all results. Where
@@ -52,10 +52,6 @@ there is no Python it makes the text of `PythonStep`."""
 
 
 RELATIONS = {"==": ops.EQUAL, "!=": ops.UNEQUAL, ">=": ops.AT_LEAST}
-
-
-class _NoShim(Exception):
-    """A call that no function in C takes as it is: it is made in Python."""
 
 
 @dataclass(slots=True)
@@ -162,86 +158,101 @@ class _Assembler:
     def alloc(self, name: str, type: TensorType, otherwise: PythonStep) -> None:
         writer = self.writer
         sizes, strides = writer.integers(type.shape), writer.integers(type.stride)
-        head = [(ops.LITERAL, len(type.shape)), sizes, strides, (ops.LITERAL, shims.dtype_code(type.dtype))]
+        head = [(ops.LITERAL, len(type.shape)), sizes, strides, (ops.LITERAL, shims.code_of(type.dtype))]
         cpu = [(ops.LITERAL, 0), (ops.LITERAL, 0)]
         writer.call(shims.EMPTY, [*head, *cpu, (ops.SLOT, writer.slot(name))], otherwise)
         otherwise.behind = len(writer.code)
 
     def view(self, step: View) -> None:
-        """What is tied to other tensors is a view also for autograd: torch's `reshape` makes it where all are dense."""
+        """What is tied to other tensors is a view also for autograd, which torch's `as_strided` makes."""
         otherwise = self.otherwise(step)
-        writer, type = self.writer, step.type
-        base, slot, dims = (ops.HANDLE, writer.slots[step.base]), writer.slot(step.name), len(type.shape)
-        tied = step.name in self.tied
-        if tied and not _is_reshaped(self.types[step.base], step):
-            writer.python(otherwise)
-            return
-        sizes, strides = writer.integers(type.shape), writer.integers(type.stride)
-        if tied:
-            writer.call(shims.RESHAPE, [base, sizes, (ops.LITERAL, dims), (ops.SLOT, slot)], otherwise)
-            writer.check(slot, shims.dtype_code(type.dtype), sizes, strides, dims, otherwise)
+        writer, type, slot = self.writer, step.type, self.writer.slot(step.name)
+        if step.name in self.tied:
+            begin: Expr | None = None  # where the base begins
+            if step.offset != Expr.const(0):
+                begin = step.offset + writer.offset(f"{step.name}_begin", writer.slots[step.base])
+            arguments = (Ref(step.base), type.shape, type.stride, begin)
+            call = Call(operator_of(torch.ops.aten.as_strided.default), arguments, (TensorResult(step.name, type),))
+            if not self.by_name(call, [(slot,)], otherwise):
+                writer.python(otherwise)
         else:
-            offset = writer.integer(step.offset)
-            head = [base, (ops.LITERAL, dims), sizes, strides]
-            writer.call(shims.VIEW, [*head, offset, (ops.SLOT, slot)], otherwise)
+            sizes, strides = writer.integers(type.shape), writer.integers(type.stride)
+            head = [(ops.HANDLE, writer.slots[step.base]), (ops.LITERAL, len(type.shape)), sizes, strides]
+            writer.call(shims.VIEW, [*head, writer.integer(step.offset), (ops.SLOT, slot)], otherwise)
         otherwise.behind = len(writer.code)
 
     def call(self, step: Call) -> None:
-        """A call of a function in C where there is one, else in Python."""
-        op = overload_of(step.operator)
+        """A call of a function in C where there is one, else by the operator's name, else in Python."""
+        made = [self.slots_of(result) for result in step.results]
         otherwise = self.otherwise(step)
-        shim = self.shim_for(step)
-        try:
-            given = None if shim is None else self.operands(op, step.arguments)
-        except _NoShim:
-            given = None
-        if shim is None or given is None:
+        if not self.in_c(step, made, otherwise) and not self.by_name(step, made, otherwise):
             self.writer.python(otherwise)
-        elif op in shims.FILLING_FORMS:
-            self.writer.call(shim, [given[-1], *given[:-1]], otherwise)
-            otherwise.behind = len(self.writer.code)
+        otherwise.behind = len(self.writer.code)
+        self.words += [result.name for result in step.results if isinstance(result, WordResult)]
+
+    def slots_of(self, result: Result) -> tuple[int, ...]:
+        """The slots for what becomes of one value that an operator returns, neighbours for a list."""
+        if isinstance(result, WordResult):
+            return ()
+        tensors = result if isinstance(result, tuple) else (result,)
+        return tuple([self.writer.spare_slot() if each is None else self.writer.slot(each.name) for each in tensors])
+
+    def in_c(self, step: Call, made: Sequence[tuple[int, ...]], otherwise: PythonStep) -> bool:
+        """Calls a function in C, if there is one for these arguments."""
+        writer, op, shim = self.writer, overload_of(step.operator), shims.shim_of(overload_of(step.operator))
+        if shim is None or not self.is_plain(step) or not all(len(slots) == 1 for slots in made):
+            return False
+        try:
+            given = arguments.of_call(arguments.in_c, writer, step)
+        except arguments.NoOperand:
+            return False
+        if shim is shims.COPY:  # the memory that is copied to has its layout
+            given[1:] = [NOTHING]
+        if op in shims.FILLING_FORMS:
+            writer.call(shim, [given[-1], *given[:-1]], otherwise)
         elif shim is shims.COPY or op.name() in shims.FILLING:  # type: ignore[no-untyped-call]
             (result,) = step.results
             assert isinstance(result, TensorResult)
             self.alloc(result.name, result.type, otherwise)
-            self.writer.call(shim, [(ops.HANDLE, self.writer.slots[result.name]), *given], otherwise)
-            otherwise.behind = len(self.writer.code)
+            writer.call(shim, [(ops.HANDLE, writer.slots[result.name]), *given], otherwise)
         else:
-            self.giving(step, shim, given, otherwise)
-        self.words += [result.name for result in step.results if isinstance(result, WordResult)]
+            writer.call(shim, [*given, *[(ops.SLOT, slots[0]) for slots in made]], otherwise)
+            self.look_at(step, made, otherwise)
+        return True
 
-    def giving(self, step: Call, shim: shims.Shim, given: list[Operand], otherwise: PythonStep) -> None:
-        """Calls a function that gives new tensors, and looks at them."""
-        writer, checks, unused = self.writer, [], []
-        known = frozenset(self.words)
-        for result in step.results:
-            if isinstance(result, TensorResult):
+    def by_name(self, step: Call, made: Sequence[tuple[int, ...]], otherwise: PythonStep) -> bool:
+        """Calls an operator by its name, if that can be with these arguments."""
+        op = overload_of(step.operator)
+        if not shims.is_called_by_name(op) or not self.is_plain(step) or not all(made):
+            return False
+        try:
+            given = arguments.of_call(arguments.by_name, self.writer, step)
+        except arguments.NoOperand:
+            return False
+        lists = [isinstance(result, tuple) for result in step.results]
+        results = [(slots[0], len(slots) if many else -1) for slots, many in zip(made, lists)]
+        self.writer.dispatch(step.operator, given, results, otherwise)
+        self.look_at(step, made, otherwise)
+        return True
+
+    def look_at(self, step: Call, made: Sequence[tuple[int, ...]], otherwise: PythonStep) -> None:
+        """Looks at the tensors that a call gave; gives up those that are not used."""
+        writer, known = self.writer, frozenset(self.words)
+        unused = []
+        for slot, result in zip([slot for slots in made for slot in slots], flat_results(step), strict=True):
+            if not isinstance(result, TensorResult):
+                unused.append(slot)
+            elif result.type.words() <= known:
                 type = result.type
-                if type.words() <= known:
-                    sizes, strides = writer.integers(type.shape), writer.integers(type.stride)
-                    dtype = shims.dtype_code(type.dtype)
-                    checks.append((writer.slot(result.name), dtype, sizes, strides, len(type.shape), otherwise))
-                given.append((ops.SLOT, writer.slot(result.name)))
-            else:
-                unused.append(writer.spare_slot())
-                given.append((ops.SLOT, unused[-1]))
-        writer.call(shim, given, otherwise)
-        for check in checks:
-            writer.check(*check)
-        otherwise.behind = len(writer.code)
+                sizes, strides = writer.integers(type.shape), writer.integers(type.stride)
+                writer.check(slot, shims.code_of(type.dtype), sizes, strides, len(type.shape), otherwise)
         if unused:
             writer.free(unused)
 
-    def shim_for(self, step: Call) -> shims.Shim | None:
-        """The function in C for a call whose tensors are real numbers on the CPU."""
-        shim = shims.shim_of(overload_of(step.operator))
-        results = [result for result in step.results if result is not None]
-        if shim is None or not all(isinstance(result, TensorResult) for result in results):
-            return None
-        types = [result.type for result in results if isinstance(result, TensorResult)]
-        types += [self.types[name] for name in used_names(step)]
-        plain = all(type.device == CPU and not type.dtype.is_complex for type in types)
-        return shim if plain else None
+    def is_plain(self, step: Call) -> bool:
+        """Whether all tensors of a call are on the CPU."""
+        types = [result.type for result in tensors_given(step)] + [self.types[name] for name in used_names(step)]
+        return all(type.device == CPU for type in types)
 
     def free(self, step: Free) -> None:
         writer = self.writer
@@ -258,7 +269,7 @@ class _Assembler:
     def branch(self, step: Branch) -> None:
         writer = self.writer
         results = [writer.slot(result.name) for result in step.results]
-        given = self.arguments(step.arguments)
+        given = self.given(step.arguments)
         otherwise = writer.unless(writer.slots[step.flag])
         writer.moves(results, self.inside(step.then, given))
         end = writer.jump()
@@ -269,7 +280,7 @@ class _Assembler:
     def repeat(self, step: Repeat) -> None:
         writer = self.writer
         results = [writer.slot(result.name) for result in step.results]
-        given = [*results, *self.arguments(step.arguments)]
+        given = [*results, *self.given(step.arguments)]
         for slot, name in zip(results, step.carried):
             writer.share(slot, writer.slots[name])
         start = writer.repeated()
@@ -281,7 +292,7 @@ class _Assembler:
         writer.led(end)
         writer.free([flag])
 
-    def arguments(self, arguments: Sequence[Ref | Expr]) -> list[int]:
+    def given(self, arguments: Sequence[Ref | Expr]) -> list[int]:
         """The slots and frame words of what a block is given."""
         writer = self.writer
         return [writer.word(value) if isinstance(value, Expr) else writer.slots[value.name] for value in arguments]
@@ -300,76 +311,6 @@ class _Assembler:
         with writer.scope(slots, words):
             _Assembler(block, self.kernels, self.python_for, writer, {}, self.constants).all()
             return [writer.slots[name] for name in results]
-
-    # ---- arguments of functions in C ---------------------------------------------------------------------------------
-
-    def operands(self, op: torch._ops.OpOverload, arguments: Sequence[Value]) -> list[Operand]:
-        parameters = signature_of(op).parameters
-        if op is torch.ops.aten.clone.default:  # the memory that it is copied to has its layout
-            return [*self.operand(parameters[0].kind, arguments[0]), NOTHING]
-        return [
-            operand
-            for parameter, value in zip(parameters, arguments, strict=True)
-            for operand in self.operand(parameter.kind, value)
-        ]
-
-    def operand(self, kind: Kind, value: Value) -> list[Operand]:
-        """The operands that stand for an argument: see `shims.parameters_of`."""
-        if kind.item is not None:
-            return self.list_operand(kind, value)
-        if value is None:
-            return [NOTHING, NOTHING] if kind.base == "Device" else [NOTHING]
-        if isinstance(value, Ref):
-            return [(ops.SLOT if kind.optional else ops.HANDLE, self.writer.slots[value.name])]
-        single = self.number(kind.base, value)
-        if not kind.optional:
-            return [single]
-        if kind.base == "str":
-            return [self.address_of(single)]
-        if single[0] == ops.WORD:
-            return [(ops.PLACE, single[1])]
-        return [(ops.LITERAL, self.writer.table([single[1]]))]
-
-    def list_operand(self, kind: Kind, value: Value) -> list[Operand]:
-        if value is None:
-            return [NOTHING, NOTHING]
-        assert isinstance(value, tuple) and kind.item is not None
-        length: Operand = (ops.LITERAL, len(value))
-        item = kind.item
-        if item.base == "Tensor" and not item.optional:
-            slots = [self.writer.slots[ref.name] for ref in value if isinstance(ref, Ref)]
-            address = self.writer.array_of_handles(slots)
-        elif item.base == "bool" and not item.optional:
-            address = self.writer.data(struct.pack(f"{len(value)}i", *map(bool, value)))
-        elif item.base in ("int", "SymInt") and not item.optional:
-            address = self.writer.integers(tuple([part for part in value if isinstance(part, Expr)]))
-        elif not value:
-            return [NOTHING, length]
-        else:
-            raise _NoShim
-        return [self.address_of(address) if kind.optional else address, length]
-
-    def address_of(self, address: Operand) -> Operand:
-        """The address of an address."""
-        if address[0] == ops.LITERAL:
-            return ops.LITERAL, self.writer.table([address[1]])
-        raise _NoShim
-
-    def number(self, base: str, value: Value) -> Operand:
-        """One value that is no tensor."""
-        if base in ("int", "SymInt") and isinstance(value, Expr):
-            return self.writer.integer(value)
-        if base == "bool":
-            return ops.LITERAL, int(bool(value))
-        if base in ("float", "number"):
-            number = value.value if isinstance(value, Expr) and value.is_const else value
-            if isinstance(number, (int, float)) and shims.is_exact(number):
-                return ops.LITERAL, shims.bits(float(number))
-        if base == "str" and isinstance(value, str):
-            return self.writer.data(value.encode())
-        if base == "ScalarType" and isinstance(value, torch.dtype):
-            return ops.LITERAL, shims.dtype_code(value)
-        raise _NoShim
 
 
 def assemble(
@@ -417,13 +358,6 @@ def write_steps(
     """Writes the steps of a plan whose inputs and constants have slots. `inputs`: the places of those that are objects
     of Python's."""
     _Assembler(plan.block, kernels, python_for, writer, inputs, plan.constants).all()
-
-
-def _is_reshaped(base: TensorType, view: View) -> bool:
-    """Whether a view is its base, which is dense, with other sizes, and dense too."""
-    seen = view.type
-    dense = all(type.stride == contiguous_strides(type.shape) for type in (base, seen))
-    return dense and view.offset == Expr.const(0) and as_expr(product(base.shape)) == as_expr(product(seen.shape))
 
 
 def _result(writer: Writer, value: Value) -> Operand:

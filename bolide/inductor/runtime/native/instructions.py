@@ -32,6 +32,9 @@ SIZE = 20  # frame word to fill, slot, dimension
 UNLESS = 21  # slot, words from here to the next instruction unless the only element, a bool, is true
 JUMP = 22  # words from here to the next instruction
 SIGNALS = 23  # once in a while: handlers of signals may raise
+DISPATCH = 24  # an operator's name, offset of the Python step for when it fails, count, its overload's name, count of
+# results, operands, forms (form, count, whether it is optional), results (slot, count, or -1 for a tensor alone)
+OFFSET = 25  # frame word to fill, slot: where in its storage a tensor begins
 
 # Relations to 0.
 EQUAL = 0
@@ -46,6 +49,13 @@ HANDLE = 3  # handle in a slot
 SLOT = 4  # address of a slot
 DATA = 5  # address of the first element of the tensor in a slot
 OBJECT = 6  # an object of Python's by its address (in results only)
+
+# Forms of an operator's arguments. The operand is a word, a handle, the address of `count` letters, or of an array.
+FORM_WORD = 0
+FORM_TENSOR = 1
+FORM_OPTIONAL_TENSOR = 2  # none if its handle is 0
+FORM_TEXT = 3
+FORM_LIST = 4  # added to the form of its items, of which there are `count`
 
 # A Python step: the function, offset of the instruction behind it, number of arguments, arguments (kind HANDLE or
 # WORD, place), number of results, results (likewise). The function answers a tuple of all results.

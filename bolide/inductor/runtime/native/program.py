@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from bolide.inductor.plan import Operator
 from bolide.inductor.runtime.native import instructions as ops
 from bolide.inductor.runtime.native.shims import Shim, thunks
 from bolide.symbolic import Expr
@@ -18,6 +19,17 @@ from bolide.symbolic.expr import Atom
 Operand = tuple[int, int]
 """Its kind and value."""
 NOTHING: Operand = (ops.LITERAL, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of an operator that is called by name: see the forms in `instructions`."""
+
+    operand: Operand
+    form: int = ops.FORM_WORD
+    count: int = 0
+    optional: bool = False
+
 
 _KINDS = {"//": ops.DIVIDE, "%": ops.REMAINDER, "min": ops.LEAST, "max": ops.GREATEST}
 
@@ -193,6 +205,28 @@ class Writer:
         self.natively()
         self.longest = max(self.longest, len(operands))
         self.code += (ops.CALL, self.thunk(shim), self._reference(otherwise, 2), len(operands), *flat(operands))
+
+    def dispatch(
+        self,
+        operator: Operator,
+        arguments: Sequence[Argument],
+        results: Sequence[tuple[int, int]],
+        otherwise: PythonStep,
+    ) -> None:
+        """Calls an operator by name; `results`: slot and count, or -1, for each value that it returns."""
+        name, overload = (self.data(text.encode())[1] for text in (operator.name, operator.overload))
+        self.natively()
+        self.longest = max(self.longest, len(arguments))
+        counts = len(arguments), overload, len(results)
+        self.code += (ops.DISPATCH, name, self._reference(otherwise, 2), *counts)
+        self.code += flat([argument.operand for argument in arguments])
+        self.code += [each for a in arguments for each in (a.form, a.count, int(a.optional))]
+        self.code += flat(results)
+
+    def offset(self, name: str, slot: int) -> Expr:
+        """A word: where in its storage a tensor begins."""
+        self.code += (ops.OFFSET, self.named_word(name), slot)
+        return Expr.var(name, None, None)
 
     def check(self, slot: int, dtype: int, sizes: Operand, strides: Operand, dims: int, otherwise: PythonStep) -> None:
         """`otherwise` is done if a tensor is not like this."""

@@ -16,10 +16,21 @@ EXTERNALS = {
     "delete": External("i32", "aoti_torch_delete_tensor_object", ("ptr",)),
     "share": External("i32", "aoti_torch_new_tensor_handle", ("ptr", "ptr")),
     "data": External("i32", "aoti_torch_get_data_ptr", ("ptr", "ptr")),
+    "offset": External("i32", "aoti_torch_get_storage_offset", ("ptr", "ptr")),
     "dtype": External("i32", "aoti_torch_get_dtype", ("ptr", "ptr")),
     "dims": External("i32", "aoti_torch_get_dim", ("ptr", "ptr")),
     "sizes": External("i32", "aoti_torch_get_sizes", ("ptr", "ptr")),
     "strides": External("i32", "aoti_torch_get_strides", ("ptr", "ptr")),
+    "is_conj": External("i8", "_ZN2at6native7is_conjERKNS_6TensorE", ("ptr",)),
+    "is_neg": External("i8", "_ZN2at6native6is_negERKNS_6TensorE", ("ptr",)),
+    "dispatch": External("i32", "aoti_torch_call_dispatcher", ("ptr", "ptr", "ptr")),
+    "text": External("i32", "torch_new_string_handle", ("ptr", "i64", "ptr")),
+    "list": External("i32", "torch_new_list_reserve_size", ("i64", "ptr")),
+    "push": External("i32", "torch_list_push_back", ("ptr", "i64")),
+    "count": External("i32", "torch_list_size", ("ptr", "ptr")),
+    "item": External("i32", "torch_list_get_item", ("ptr", "i64", "ptr")),
+    "drop": External("i32", "torch_delete_list", ("ptr",)),
+    "new": External("ptr", "_Znwm", ("i64",)),
 }
 """The functions in C that it calls."""
 
@@ -79,6 +90,11 @@ def execute(control: int, objects: int, slots: int, frame: int) -> bool:
                 if invoke(x, values) != 0:
                     step = word(now, 2)
                 size = 2 * word(now, 3) + 4
+            case ops.DISPATCH:
+                gather(now + 48, word(now, 3), values, slots, frame)
+                if not dispatched(now, values, slots):
+                    step = word(now, 2)
+                size = 5 * word(now, 3) + 2 * word(now, 5) + 6
             case ops.CHECK:
                 gather(now + 40, 2, values, slots, frame)
                 if not is_as_expected(word(slots, x), word(now, 3), word(now, 4), values):
@@ -112,11 +128,6 @@ def execute(control: int, objects: int, slots: int, frame: int) -> bool:
             case ops.HOLDS:
                 if not holds(word(now, 3), word(frame, x)):
                     step = word(now, 2)
-            case ops.ITEM:
-                put(frame, x, item(word(slots, word(now, 2)), word(now, 3), word(now, 4)))
-                size = 5
-            case ops.SIZE:
-                put(frame, x, extent(word(slots, word(now, 2)), word(now, 3)))
             case ops.UNLESS:
                 size = 3 if item(word(slots, x), 1, 0) != 0 else word(now, 2)
             case ops.JUMP:
@@ -126,7 +137,7 @@ def execute(control: int, objects: int, slots: int, frame: int) -> bool:
                     return False
                 size = 1
             case _:
-                put(frame, x, number(word(now), word(frame, word(now, 2)), word(frame, word(now, 3))))
+                size = fill(now, slots, frame)
         now += 8 * size
         if step != 0:
             if not otherwise(code + 8 * step, slots, frame, thread):
@@ -161,8 +172,9 @@ def gather(operands: int, count: int, values: int, slots: int, frame: int) -> in
 
 
 def is_as_expected(handle: int, dtype: int, dims: int, places: int) -> bool:
-    """Whether a tensor has that dtype and number of dimensions, and the sizes and strides at the two places, if any."""
-    facts = room(1)
+    """Whether a tensor has that dtype and number of dimensions, and the sizes and strides at the two places, if any;
+    and holds its elements as they are."""
+    facts = room(2)
     if handle == 0:
         return False
     put(facts, 0, 0)
@@ -170,15 +182,113 @@ def is_as_expected(handle: int, dtype: int, dims: int, places: int) -> bool:
     if word(facts) != dtype:
         return False
     call("dims", handle, facts)
-    if word(facts) != dims:
+    if word(facts) != dims or call("is_conj", handle) != 0 or call("is_neg", handle) != 0:
         return False
     if word(places) == 0:
         return True
     call("sizes", handle, facts)
     if call("memcmp", word(facts), word(places), 8 * dims) != 0:
         return False
-    call("strides", handle, facts)
-    return call("memcmp", word(facts), word(places, 1), 8 * dims) == 0
+    call("strides", handle, facts + 8)
+    return are_same_places(word(facts), word(facts, 1), word(places, 1), dims)
+
+
+def are_same_places(sizes: int, strides: int, others: int, dims: int) -> bool:
+    """Whether two strides lead to the same elements."""
+    same = True
+    i = 0
+    while i < dims:
+        if word(sizes, i) == 0:
+            return True
+        if word(sizes, i) != 1 and word(strides, i) != word(others, i):
+            same = False
+        i += 1
+    return same
+
+
+# ---- calls by name ---------------------------------------------------------------------------------------------------
+
+
+def dispatched(now: int, values: int, slots: int) -> bool:
+    """Calls an operator through torch's dispatcher; false if that answers an error. It takes the arguments on a stack
+    of words, on which it leaves the results; handles, boxes and lists there are the callee's, then the caller's."""
+    count = word(now, 3)
+    results = word(now, 5)
+    stack = room(count + results + 1)
+    forms = now + 48 + 16 * count
+    i = 0
+    while i < count:
+        build(forms, word(values, i), stack + 8 * i)
+        forms += 24
+        i += 1
+    if call("dispatch", word(now, 1), word(now, 4), stack) != 0:
+        return False
+    i = 0
+    while i < results:
+        slot = slots + 8 * word(forms)
+        if word(forms, 1) < 0:
+            put(slot, 0, word(stack, i))
+        elif not unpack(word(stack, i), word(forms, 1), slot):
+            return False
+        forms += 16
+        i += 1
+    return True
+
+
+def build(form: int, value: int, place: int) -> int:
+    """Puts an argument onto the stack."""
+    kind = word(form)
+    count = word(form, 1)
+    if kind >= ops.FORM_LIST:
+        call("list", count, place)
+        one = room(1)
+        i = 0
+        while i < count:
+            element(kind - ops.FORM_LIST, word(value, i), one)
+            call("push", word(place), word(one))
+            i += 1
+    elif kind == ops.FORM_TEXT:
+        call("text", value, count, place)
+    else:
+        element(kind, value, place)
+    if word(form, 2) != 0:
+        box(place)
+    return 0
+
+
+def element(kind: int, value: int, place: int) -> int:
+    """Puts a word or a tensor there."""
+    put(place, 0, value)
+    if kind != ops.FORM_WORD and value != 0:
+        call("share", value, place)
+        if kind == ops.FORM_OPTIONAL_TENSOR:
+            box(place)
+    return 0
+
+
+def box(place: int) -> int:
+    """What is given of an optional is the address of its value."""
+    made = call("new", 8)
+    put(made, 0, word(place))
+    put(place, 0, made)
+    return 0
+
+
+def unpack(values: int, count: int, slot: int) -> bool:
+    """The tensors of a list become those of neighbouring slots; not if there are more or fewer of them."""
+    size = room(1)
+    call("count", values, size)
+    if word(size) != count:
+        return False
+    i = 0
+    while i < count:
+        call("item", values, i, slot + 8 * i)
+        i += 1
+    call("drop", values)
+    return True
+
+
+# ---- what tensors tell -----------------------------------------------------------------------------------------------
 
 
 def item(handle: int, width: int, sign: int) -> int:
@@ -230,6 +340,24 @@ def handles(places: int, count: int, slots: int, array: int) -> int:
         put(array, i, word(slots, word(places, i)))
         i += 1
     return 0
+
+
+def fill(now: int, slots: int, frame: int) -> int:
+    """Gives a frame word its value; the length of the instruction."""
+    x = word(now, 1)
+    size = 4
+    match word(now):
+        case ops.ITEM:
+            put(frame, x, item(word(slots, word(now, 2)), word(now, 3), word(now, 4)))
+            size = 5
+        case ops.SIZE:
+            put(frame, x, extent(word(slots, word(now, 2)), word(now, 3)))
+        case ops.OFFSET:
+            call("offset", word(slots, word(now, 2)), frame + 8 * x)
+            size = 3
+        case _:
+            put(frame, x, number(word(now), word(frame, word(now, 2)), word(frame, word(now, 3))))
+    return size
 
 
 def number(kind: int, left: int, right: int) -> int:

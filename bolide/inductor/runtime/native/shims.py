@@ -1,8 +1,8 @@
 """torch's functions in C (``aoti_torch_*``) that plans call, and the thunks through which they are called.
 
-PyTorch makes such a function of an operator's schema by rule; so `signature` does here, and a test compares it with
+PyTorch makes such a function of an operator's schema by rule; so `shim_of` does here, and a test compares it with
 torch's own header. Only operators listed here are called so: they raise nothing that depends on data, and have kept
-their signature. One without such a function is called by name, through torch's dispatcher.
+their signature. Others are called by name, through torch's dispatcher.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import NamedTuple
 import torch
 
 from bolide.inductor.runtime import externs
+from bolide.inductor.runtime.results import is_torchs
 from bolide.support.engine import Library, load
 from bolide.support.symbols import symbol_address
+from bolide.tracing.fallible import checks_data
 
 #: Operators whose function in C gives new tensors.
 GIVING = frozenset((
@@ -27,7 +29,8 @@ GIVING = frozenset((
     *("aten::sort", "aten::sort.stable", "aten::mkldnn_rnn_layer", "bolide::rnn_layer"),
     *("aten::cumsum", "aten::cumprod", "aten::max_pool2d_with_indices", "aten::max_pool2d_with_indices_backward"),
     *("aten::avg_pool2d", "aten::avg_pool2d_backward", "aten::_adaptive_avg_pool2d"),
-    *("aten::_adaptive_avg_pool2d_backward", "aten::randint.low"),
+    *("aten::_adaptive_avg_pool2d_backward", "aten::randint.low", "aten::histc"),
+    *("aten::add.Tensor", "aten::mul.Scalar", "aten::addmv", "aten::addbmm"),
     *("mkldnn::_linear_pointwise", "mkldnn::_linear_pointwise.binary"),
     *("mkldnn::_convolution_pointwise", "mkldnn::_convolution_pointwise.binary"),
 ))  # fmt: skip
@@ -35,8 +38,6 @@ GIVING = frozenset((
 FILLING = frozenset(op.name() for op in externs.WRITING)
 #: Those that the plan itself tells where to write; the same functions in C.
 FILLING_FORMS = {writing: op for op, writing in externs.WRITING.items()}
-#: Operators that have no function in C: they give new tensors, and are called by name through torch's dispatcher.
-DISPATCHED = frozenset(("aten::mkldnn_rnn_layer_backward",))
 #: Operators that are called in grad mode: oneDNN then keeps what its backward needs.
 IN_GRAD_MODE = frozenset(("bolide::rnn_layer",))
 
@@ -65,29 +66,25 @@ _TYPES = {
 
 
 class Shim(NamedTuple):
-    """A function in C that answers 0, or an error. The `parameters` are LLVM's types. One with `kinds`, the types of an
-    operator's arguments as schemas write them, is that operator: its `symbol` is the operator's name."""
+    """A function in C that answers 0, or an error. The `parameters` are LLVM's types."""
 
     symbol: str
     parameters: tuple[str, ...]
-    kinds: tuple[str, ...] = ()
     in_grad_mode: bool = False
 
     @property
     def thunk(self) -> str:
         """The name of its thunk."""
-        return f"thunk_{self.symbol.replace('::', '_')}{'_in_grad_mode' * self.in_grad_mode}"
+        return f"thunk_{self.symbol}{'_in_grad_mode' * self.in_grad_mode}"
 
 
 EMPTY = Shim("aoti_torch_empty_strided", ("i64", "ptr", "ptr", "i32", "i32", "i32", "ptr"))
 """dims, sizes, strides, dtype, device type, device index, where the handle goes."""
 VIEW = Shim("aoti_torch__reinterpret_tensor", ("ptr", "i64", "ptr", "ptr", "i64", "ptr"))
 """tensor, dims, sizes, strides, elements to add to its offset, where the handle goes."""
-RESHAPE = Shim("aoti_torch_cpu_reshape", ("ptr", "ptr", "i64", "ptr"))
-"""tensor, sizes, dims, where the handle goes: a view, where torch can make one."""
 COPY = Shim("aoti_torch_copy_", ("ptr", "ptr", "i32"))
 """tensor, what is copied to it, 0."""
-ALWAYS = (EMPTY, VIEW, RESHAPE, COPY)
+ALWAYS = (EMPTY, VIEW, COPY)
 """Those without which there is no native driver."""
 
 
@@ -108,13 +105,10 @@ def shim_of(operator: torch._ops.OpOverload) -> Shim | None:
         return COPY
     if operator in FILLING_FORMS:
         return shim_of(FILLING_FORMS[operator])
-    if name not in GIVING and name not in FILLING and name not in DISPATCHED:
+    if name not in GIVING and name not in FILLING:
         return None
-    kinds = [type_text(argument.type) for argument in operator._schema.arguments]
-    given = [kind for text in kinds for kind in parameters_of(text)]
+    given = [kind for argument in operator._schema.arguments for kind in parameters_of(type_text(argument.type))]
     made = ["ptr"] * len(operator._schema.returns)
-    if name in DISPATCHED:
-        return Shim(name, (*given, *made), tuple(kinds))
     suffix = "_out" if name in FILLING else ""
     symbol = f"aoti_torch_cpu_{_NAMES.get(name, name.partition('::')[2].replace('.', '_'))}{suffix}"
     if symbol_address(symbol) is None:
@@ -157,50 +151,6 @@ _GRAD_MODE = (
     "declare void @aoti_torch_grad_mode_set_enabled(i1 zeroext)",
 )
 
-#: What puts arguments on the dispatcher's stack: it takes handles, boxes and lists for its own.
-_DISPATCHER = (
-    "declare i32 @aoti_torch_call_dispatcher(ptr, ptr, ptr)",
-    "declare i32 @aoti_torch_new_tensor_handle(ptr, ptr)",
-    "declare i32 @torch_new_list_reserve_size(i64, ptr)",
-    "declare i32 @torch_list_push_back(ptr, i64)",
-    "declare ptr @_Znwm(i64)",
-    """define internal void @put_tensor(ptr %place, ptr %tensor) {
-  call i32 @aoti_torch_new_tensor_handle(ptr %tensor, ptr %place)
-  ret void
-}""",
-    """define internal void @put_optional_tensor(ptr %place, ptr %slot) {
-  store ptr null, ptr %place
-  %none = icmp eq ptr %slot, null
-  br i1 %none, label %done, label %given
-given:
-  %box = call ptr @_Znwm(i64 8)
-  %tensor = load ptr, ptr %slot
-  call void @put_tensor(ptr %box, ptr %tensor)
-  store ptr %box, ptr %place
-  br label %done
-done:
-  ret void
-}""",
-    """define internal void @put_integers(ptr %place, ptr %items, i64 %count) {
-  call i32 @torch_new_list_reserve_size(i64 %count, ptr %place)
-  %list = load ptr, ptr %place
-  br label %next
-next:
-  %index = phi i64 [ 0, %0 ], [ %following, %add ]
-  %more = icmp slt i64 %index, %count
-  br i1 %more, label %add, label %done
-add:
-  %at = getelementptr i64, ptr %items, i64 %index
-  %item = load i64, ptr %at
-  call i32 @torch_list_push_back(ptr %list, i64 %item)
-  %following = add i64 %index, 1
-  br label %next
-done:
-  ret void
-}""",
-)
-_PUTTING = {"Tensor": "put_tensor", "Tensor?": "put_optional_tensor", "int[]": "put_integers"}
-
 
 def thunks_text(wanted: Sequence[Shim]) -> str:
     """The thunks of shims in LLVM's language."""
@@ -210,8 +160,6 @@ def thunks_text(wanted: Sequence[Shim]) -> str:
 
 def _shared(shim: Shim) -> tuple[str, ...]:
     """What a thunk refers to."""
-    if shim.kinds:
-        return _DISPATCHER
     declared = f"declare i32 @{shim.symbol}({', '.join(shim.parameters)})"
     return (declared, *_GRAD_MODE) if shim.in_grad_mode else (declared,)
 
@@ -222,13 +170,10 @@ def _thunk(shim: Shim) -> str:
         whole = "i64" if kind == "i32" else kind
         lines.append(f"%at{place} = getelementptr i64, ptr %words, i64 {place}")
         lines.append(f"%word{place} = load {whole}, ptr %at{place}")
-        if kind == "i32" and not shim.kinds:
+        if kind == "i32":
             lines.append(f"%short{place} = trunc i64 %word{place} to i32")
-    lines += _dispatched(shim) if shim.kinds else _called(shim)
-    body = "\n  ".join((*lines, "%answer = zext i32 %error to i64", "ret i64 %answer"))
-    name, zero = shim.symbol, "\\00"
-    constant = f'@name_{shim.thunk} = private constant [{len(name) + 1} x i8] c"{name}{zero}"\n\n' if shim.kinds else ""
-    return f"{constant}define i64 @{shim.thunk}(ptr %words) {{\n  {body}\n}}"
+    body = "\n  ".join((*lines, *_called(shim), "%answer = zext i32 %error to i64", "ret i64 %answer"))
+    return f"define i64 @{shim.thunk}(ptr %words) {{\n  {body}\n}}"
 
 
 def _called(shim: Shim) -> list[str]:
@@ -242,37 +187,27 @@ def _called(shim: Shim) -> list[str]:
     return [before, f"{set_mode} true)", call, f"{set_mode} %before)"]
 
 
-def _dispatched(shim: Shim) -> list[str]:
-    """Calls an operator by name. Its arguments, then its results, lie on a stack of words."""
-    results = range(sum(len(parameters_of(kind)) for kind in shim.kinds), len(shim.parameters))
-    lines = [f"%stack = alloca i64, i64 {max(len(shim.kinds), len(results))}"]
-    place = 0
-    for index, kind in enumerate(shim.kinds):
-        lines.append(f"%on{index} = getelementptr i64, ptr %stack, i64 {index}")
-        if kind in _PUTTING:
-            words = [f"{type} %word{at}" for at, type in enumerate(parameters_of(kind), place)]
-            lines.append(f"call void @{_PUTTING[kind]}(ptr %on{index}, {', '.join(words)})")
-        else:
-            lines.append(f"store i64 %word{place}, ptr %on{index}")
-        place += len(parameters_of(kind))
-    overload = f"getelementptr (i8, ptr @name_{shim.thunk}, i64 {len(shim.symbol)})"  # the empty text
-    lines.append(f"%error = call i32 @aoti_torch_call_dispatcher(ptr @name_{shim.thunk}, ptr {overload}, ptr %stack)")
-    lines.append("%failed = icmp ne i32 %error, 0")
-    lines.append("br i1 %failed, label %done, label %succeeded\nsucceeded:")
-    for index, at in enumerate(results):
-        lines.append(f"%from{index} = getelementptr i64, ptr %stack, i64 {index}")
-        lines.append(f"%result{index} = load i64, ptr %from{index}")
-        lines.append(f"store i64 %result{index}, ptr %word{at}")
-    return [*lines, "br label %done\ndone:"]
+@functools.cache
+def code_of(value: torch.dtype | torch.layout | torch.memory_format) -> int:
+    """torch's number of a dtype, a layout or a memory format, as its functions in C take it."""
+    kind = type(value).__name__
+    name = str(value).removeprefix("torch.")
+    address = symbol_address(f"aoti_torch_{kind}_{name}")
+    if address is None:
+        raise LookupError(f"torch's functions in C know no {value}")
+    return int(ctypes.CFUNCTYPE(ctypes.c_int32)(address)())
+
+
+CPU_WORD = 0xFFFFFFFF
+"""The device, without an index, where an operator that is called by name takes one."""
 
 
 @functools.cache
-def dtype_code(dtype: torch.dtype) -> int:
-    """torch's number of a dtype, as its functions in C take it."""
-    address = symbol_address(f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")
-    if address is None:
-        raise LookupError(f"torch's functions in C know no {dtype}")
-    return int(ctypes.CFUNCTYPE(ctypes.c_int32)(address)())
+def is_called_by_name(operator: torch._ops.OpOverload) -> bool:
+    """Whether an operator can be called through torch's dispatcher: it is torch's and writes to no argument. One that
+    refuses some data is called so only where torch keeps errors to itself (else it logs them)."""
+    silent = symbol_address("torch_exception_get_what") is not None
+    return is_torchs(operator) and not operator._schema.is_mutable and (silent or not checks_data(operator))
 
 
 def bits(value: float) -> int:

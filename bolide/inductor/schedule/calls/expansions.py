@@ -1,19 +1,39 @@
-"""One call that becomes several steps."""
+"""Calls of bolide's own operators that become calls of torch's: one, or several steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
-from bolide.inductor.plan import Call, Step, TensorResult, TensorType, View
+from bolide.inductor.ir.definitions import Extern
+from bolide.inductor.plan import Call, Size, Step, TensorResult, TensorType, View
 from bolide.inductor.plan.schemas import arguments_of, operator_of, refuse
 from bolide.inductor.plan.steps import Ref
+from bolide.inductor.runtime import externs
 from bolide.symbolic import Expr, contiguous_strides
 from bolide.tracing import libraries
+from bolide.tracing.operations.sequences import ctc_loss, ctc_loss_backward
+from bolide.tracing.recording.layers import recurrent
+from bolide.tracing.rng import rng_seed
 
 aten = torch.ops.aten
+
+
+def torchs(extern: Extern) -> Extern:
+    """The call of torch's that does what one of bolide's does; the call itself where there is none."""
+    if extern.op is rng_seed:
+        return replace(extern, op=aten.randint.low, args=(Expr.const(-(1 << 63)), Expr.const((1 << 63) - 1), []))
+    if extern.op is ctc_loss:
+        return replace(extern, op=aten._ctc_loss.Tensor)
+    if extern.op is recurrent:
+        kind, x, state, weights, biases, layers, bidirectional = extern.args
+        start = state if kind == "lstm" else state[0]
+        options = (biases, layers, 0.0, False, bidirectional, False)  # no dropout, no training, time first
+        return replace(extern, op=getattr(aten, kind).input, args=(x, start, weights, *options))
+    return extern
 
 
 class _Steps:
@@ -65,28 +85,72 @@ class _Steps:
         return self.call(aten.pad.default, framed, base, Ref(inner), [wide, wide, high, high], "constant", None)
 
 
-def conv_weight_gradient(
-    name: str, grad: str, x: str, lists: Sequence[Sequence[int]], where: str, known: dict[str, TensorType]
+Types = dict[str, TensorType]
+"""The types of tensors by name."""
+
+
+def _conv_weight_gradient(
+    name: str,
+    where: str,
+    known: Types,
+    grad: Ref,
+    x: Ref,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
 ) -> list[Step]:
-    """The steps that compute `externs.conv_weight_gradient` of the tensors `grad` (N, O, H', W') and `x` (N, I, H, W),
-    whose types are `known`; `lists` are its size, stride, padding and dilation. The windows of x are copied to the rows
-    of a matrix, in half the time of `im2col`."""
-    size, stride, padding, dilation = lists
+    """The steps that compute `externs.conv_weight_gradient` of the tensors `grad` (N, O, H', W') and `x` (N, I, H, W).
+    The windows of x are copied to the rows of a matrix, in half the time of `im2col`."""
     steps = _Steps(name, where, known)
-    (images, outputs, *places), (by_image, by_output, *by_place) = steps.extents(grad)
+    (images, outputs, *places), (by_image, by_output, *by_place) = steps.extents(grad.name)
     columns, rows = math.prod(size[1:]), images * math.prod(places)
-    framed = steps.padded(x, padding) if any(padding) else x
+    framed = steps.padded(x.name, padding) if any(padding) else x.name
     _, (image, channel, *down) = steps.extents(framed)
     window = [step * by for step, by in zip(down, dilation)]
     moves = [step * by for step, by in zip(down, stride)]
     windows = steps.dense(framed, (*size[1:], images, *places), (channel, *window, image, *moves))
-    left = steps.dense(grad, (outputs, images, *places), (by_output, by_image, *by_place))
+    left = steps.dense(grad.name, (outputs, images, *places), (by_output, by_image, *by_place))
     left, right = steps.view(left, (outputs, rows)), steps.view(windows, (columns, rows))
-    if libraries.fastest(known[x].dtype, outputs, rows, columns) == "onednn":
+    if libraries.fastest(known[x.name].dtype, outputs, rows, columns) == "onednn":
         op = torch.ops.mkldnn._linear_pointwise.default
-        product = steps.call(op, (outputs, columns), x, Ref(left), Ref(right), None, "none", [], "")
+        product = steps.call(op, (outputs, columns), x.name, Ref(left), Ref(right), None, "none", [], "")
     else:
         turned = steps.view(right, (rows, columns), (1, rows))
-        product = steps.call(aten.mm.default, (outputs, columns), x, Ref(left), Ref(turned))
+        product = steps.call(aten.mm.default, (outputs, columns), x.name, Ref(left), Ref(turned))
     steps.view(product, size, name=name)
     return steps.steps
+
+
+def _ctc_loss_backward(
+    name: str, where: str, known: Types, grad: Ref, x: Ref, targets: Ref, inputs: Ref, wanted: Ref, *options: int
+) -> list[Step]:
+    """The gradient of a CTC loss. The table that it needs, as wide as the longest target, is made again."""
+    log_probs = known[x.name]
+    time, batch, _ = log_probs.shape
+    loss, table, width = f"{name}_loss", f"{name}_table", f"{name}_width"
+    columns = Expr.var(width, None, None)
+    kinds = {
+        loss: replace(log_probs, shape=(batch,), stride=(Expr.const(1),)),
+        table: replace(log_probs, shape=(batch, time, columns), stride=(time * columns, columns, Expr.const(1))),
+        name: replace(log_probs, stride=contiguous_strides(log_probs.shape)),
+    }
+
+    def call(op: torch._ops.OpOverload, args: Sequence[object], *results: str) -> Call:
+        made = tuple([TensorResult(result, kinds[result]) for result in results])
+        return Call(operator_of(op), arguments_of(op, args, {}, refuse), made, where)
+
+    tensors = (x, targets, inputs, wanted)
+    return [
+        call(aten._ctc_loss.Tensor, (*tensors, *options), loss, table),
+        Size(width, table, 2),
+        call(aten._ctc_loss_backward.Tensor, (grad, *tensors, Ref(loss), Ref(table), *options), name),
+    ]
+
+
+EXPANSIONS: dict[torch._ops.OpOverload, Callable[..., list[Step]]] = {
+    externs.weight_gradient: _conv_weight_gradient,
+    ctc_loss_backward: _ctc_loss_backward,
+}
+"""The steps of a call: of the name of its result, the line of the program that asked for it, the types of its tensors,
+and its arguments, of which tensors are `Ref`s."""
