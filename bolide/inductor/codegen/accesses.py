@@ -1,4 +1,8 @@
-"""Loads and stores: an access becomes one address, a run of neighbours, or one address per lane."""
+"""Loads and stores: an access becomes one address, a run of neighbours, or one address per lane.
+
+Where a loop takes pairs, a run of bfloat16s is loaded as integers of 32 bits, each with two of them, of which a shift
+and a mask make float32s: no bits move between lanes, as they do where 16 bits become 32. Stores join them so.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +125,8 @@ def load(scope: Scope, node: Node, values: tuple[Value, ...]) -> Value:
         several = mask is not None and mask.lanes > 1
         result = _load_one(scope, where.pointer, _active(scope, mask) if several else mask, kind)
     else:
-        result = _read(scope, where, _active(scope, mask), kind)
+        pairs = scope.paired and where.shape == "run"
+        result = _read_pairs(scope, where) if pairs else _read(scope, where, _active(scope, mask), kind)
     return b.compare("icmp ne", result, 0) if node.dtype == torch.bool else result
 
 
@@ -151,6 +156,9 @@ def store(scope: Scope, statement: Store, value: Value, values: tuple[Value, ...
     if statement.mode == "set" or (statement.mode == "add" and where.distinct):
         if where.shape != "one":
             value = scope.wide(value)
+        if scope.paired and where.shape == "run":
+            _write_pairs(scope, where, cast(value, dtype, torch.float32))
+            return
         if statement.mode == "add":
             value = _add(_read(scope, where, active, kind), value, dtype)
         _write(scope, where, value, active, kind)
@@ -167,6 +175,21 @@ def _read(scope: Scope, where: Place, active: Value | None, kind: str) -> Value:
         address, order, mask = _spread(scope, where, active, kind)
         return b.shuffle(_masked_read(address, mask, kind), order)
     return _masked_read(where.pointer, active or b.const(1, "i1", lanes), kind)
+
+
+def _read_pairs(scope: Scope, where: Place) -> Value:
+    """The float32s that a run of bfloat16s is, those at even places first."""
+    b, count = scope.b, scope.lanes // 2
+    pairs = b.emit(f"load {llvm_type('i32', count)}, {where.pointer}, align 2", "i32", count)
+    return b.bitcast(b.concat(pairs << 16, pairs & -0x10000), "float")
+
+
+def _write_pairs(scope: Scope, where: Place, value: Value) -> None:
+    """Stores such float32s as bfloat16s."""
+    b, count = scope.b, scope.lanes // 2
+    bits = b.bitcast(value, "i32")
+    even, odd = b.shuffle(bits, list(range(count))), b.shuffle(bits, list(range(count, 2 * count)))
+    b.do(f"store {b.binary('lshr', even, b.like(16, even)) | odd}, {where.pointer}, align 2")
 
 
 def _masked_read(address: Value, mask: Value, kind: str) -> Value:

@@ -15,6 +15,7 @@ from bolide.inductor.ir.loops import Init, Kernel, Loop, Node, Stmt, Store, Upda
 from bolide.inductor.ir.scalar_ops import DRAWS, SCALAR_OPS
 from bolide.inductor.ir.walks import index_vars, nodes_below, roots_in, statements
 from bolide.inductor.machine import Machine
+from bolide.symbolic import Expr
 
 #: In the names a value depends on, stands for "reads memory".
 READS = "load"
@@ -125,6 +126,7 @@ def lanes_for(loop: Loop, machine: Machine) -> int:
     sizes = [s.value.dtype.itemsize for s in statements(loop.body) if isinstance(s, (Store, Update))]
     moves = all(isinstance(s, Store) and s.mode == "set" and s.value.op == "load" for s in loop.body)
     bits = 64 if min(sizes, default=4) == 8 else min(32, 8 * max(sizes)) if moves else 32
+    bits = 16 if takes_pairs(loop, machine) else bits
     lanes = machine.target.vector_bits // bits
     if loop.axis.kind != "scan" and (loop.axis.kind == "reduce_vector" or updated_in(loop.body)):
         work = cost(loop.body)
@@ -133,6 +135,37 @@ def lanes_for(loop: Loop, machine: Machine) -> int:
     while limit is not None and lanes > 1 and lanes // 2 >= limit:
         lanes //= 2
     return lanes
+
+
+def takes_pairs(loop: Loop, machine: Machine) -> bool:
+    """Whether all that a vector loop reads and writes along its axis are runs of bfloat16s, which it computes with as
+    float32s, and no place on the axis is a value: then it does not matter in which lane an element is. (Costly bodies
+    that have a mask in every iteration do not take pairs.)"""
+    axis, lanes = loop.axis, machine.target.vector_bits // 16
+    is_whole = axis.extent.is_const and axis.extent.value % lanes == 0
+    if axis.kind != "vector" or not (is_whole or cost(loop.body) <= machine.twice):
+        return False
+    for statement in loop.body:
+        if not isinstance(statement, Store) or statement.mode != "set" or statement.operands:
+            return False
+        value = statement.value
+        if value.dtype is not torch.bfloat16 or value.op != "cast" or not _is_run(statement.access.index, axis.name):
+            return False
+    return all(_suits_pairs(node, axis.name) for node in nodes_below(roots_in(loop.body)))
+
+
+def _suits_pairs(node: Node, axis: str) -> bool:
+    if node.op == "load" and axis in node.arg.index.free_vars:
+        return node.dtype is torch.bfloat16 and not node.src and _is_run(node.arg.index, axis)
+    if node.src and node.src[0].dtype is torch.bfloat16:
+        return node.op == "cast" and node.dtype is torch.float32
+    from_floats = node.dtype is not torch.bfloat16 or node.op in ("cast", "load")
+    return from_floats and not (node.op == "load" and node.src) and axis not in index_vars(node)
+
+
+def _is_run(index: Expr, axis: str) -> bool:
+    step = index.coefficient(axis)
+    return step is not None and step.is_const and step.value == 1
 
 
 def _is_long(loop: Loop, least: int) -> bool:

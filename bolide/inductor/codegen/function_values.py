@@ -183,7 +183,7 @@ class FunctionValues(Scope):
         whole = _rounded_to_bfloat16(node)
         if whole is not None and whole in self._cache:
             rounded = self._through_bfloat16(whole)
-            return rounded if node.dtype is torch.float32 else upper_half(rounded)
+            return rounded if node.dtype is torch.float32 or self.paired else upper_half(rounded)
         return computed(node.op, args, node.src[-1].dtype, node.dtype)
 
     def _through_bfloat16(self, node: Node) -> Value:

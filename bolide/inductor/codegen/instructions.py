@@ -1,7 +1,7 @@
 """How each scalar operation of loop IR is written in LLVM, with eager's semantics.
 
-Registers hold: float32/float64 as themselves, float16 as ``half``, bfloat16 as its 16 bits, bool as ``i1``, integers
-as themselves. In memory bool is a byte.
+Registers hold: float32/float64 as themselves, float16 as ``half``, bfloat16 as its 16 bits (as a float32 in loops that
+take pairs, see `accesses`), bool as ``i1``, integers as themselves. In memory bool is a byte.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ def cast(value: Value, source: torch.dtype, target: torch.dtype) -> Value:
 
 def _widen(value: Value, source: torch.dtype) -> Value:
     b = value.b
+    if value.scalar == "float":  # a bfloat16 of a pair
+        return value
     if source == torch.float16:
         return b.convert("fpext", value, "float")
     return b.bitcast(b.convert("zext", value, "i32") << 16, "float")

@@ -26,7 +26,8 @@ class Scope:
 
     `env` maps axes, sizes and operands of indirect accesses (as ``#n``) to integer values (i64); those in `varying`
     differ from lane to lane: for the vector axis `env` has the first lane's. `depth` tells how deep in the loop nest a
-    name is defined. `mask` is the lanes that are switched on (None: all)."""
+    name is defined. `mask` is the lanes that are switched on (None: all). `paired`: the lanes stand for the elements at
+    even places, then for those at odd places (`analysis.takes_pairs`)."""
 
     def __init__(self, b: Builder, dependences: Dependences) -> None:
         self.b, self.dependences = b, dependences
@@ -38,6 +39,7 @@ class Scope:
         self.vector: str | None = None
         self.lanes = 1
         self.mask: Value | None = None
+        self.paired = False
         self.varying: set[str] = set()
         self._cache: dict[Hashable, Value] = {}
         self._journal: list[list[Hashable]] = [[]]

@@ -14,7 +14,15 @@ from functools import partial
 
 from bolide.inductor.codegen import parallel
 from bolide.inductor.codegen.accesses import prepare, store, turned, turned_loads
-from bolide.inductor.codegen.analysis import Dependences, changed_by, cost, lanes_for, strip_lanes, updated_in
+from bolide.inductor.codegen.analysis import (
+    Dependences,
+    changed_by,
+    cost,
+    lanes_for,
+    strip_lanes,
+    takes_pairs,
+    updated_in,
+)
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.function_values import Accumulator, FunctionValues, Parts
 from bolide.inductor.codegen.instructions import MEMORY
@@ -285,13 +293,15 @@ class _RegionWriter:
     def _in_lanes(self, loop: Loop, start: Value, stop: Value, whole: bool) -> None:
         """`_vector`, with the lanes that the loop has now."""
         b, r, lanes = self.b, self.r, self.lanes(loop)
+        paired = lanes == self.target.vector_bits // 16 and takes_pairs(loop, self.machine)
         whole = whole or (start.number is not None and stop.number is not None and stop.number % lanes == 0)
 
         def inside(mask: Callable[[], Value] | None) -> Body:
             def run() -> None:
                 r.mask = None if mask is None else mask()
+                r.paired = mask is None and paired
                 self.statements(loop.body)
-                r.mask = None
+                r.mask, r.paired = None, False
 
             return run
 
