@@ -126,11 +126,11 @@ def lanes_for(loop: Loop, machine: Machine) -> int:
     sizes = [s.value.dtype.itemsize for s in statements(loop.body) if isinstance(s, (Store, Update))]
     moves = all(isinstance(s, Store) and s.mode == "set" and s.value.op == "load" for s in loop.body)
     bits = 64 if min(sizes, default=4) == 8 else min(32, 8 * max(sizes)) if moves else 32
-    bits = 16 if takes_pairs(loop, machine) else bits
     lanes = machine.target.vector_bits // bits
     if loop.axis.kind != "scan" and (loop.axis.kind == "reduce_vector" or updated_in(loop.body)):
         work = cost(loop.body)
         lanes *= 4 if work <= machine.light // 2 else 2 if work <= machine.light else 1
+    lanes = max(lanes, machine.target.vector_bits // 16) if takes_pairs(loop, machine) else lanes
     limit = loop.axis.extent.bounds()[1]
     while limit is not None and lanes > 1 and lanes // 2 >= limit:
         lanes //= 2
@@ -143,21 +143,28 @@ def takes_pairs(loop: Loop, machine: Machine) -> bool:
     that have a mask in every iteration do not take pairs.)"""
     axis, lanes = loop.axis, machine.target.vector_bits // 16
     is_whole = axis.extent.is_const and axis.extent.value % lanes == 0
-    if axis.kind != "vector" or not (is_whole or cost(loop.body) <= machine.twice):
+    if axis.kind not in ("vector", "reduce_vector") or not (is_whole or cost(loop.body) <= machine.twice):
         return False
-    for statement in loop.body:
-        if not isinstance(statement, Store) or statement.mode != "set" or statement.operands:
-            return False
-        value = statement.value
-        if value.dtype is not torch.bfloat16 or value.op != "cast" or not _is_run(statement.access.index, axis.name):
-            return False
-    return all(_suits_pairs(node, axis.name) for node in nodes_below(roots_in(loop.body)))
+    joined = all(_joins_pairs(statement, axis.name) for statement in statements(loop.body))
+    return joined and all(_suits_pairs(node, axis.name) for node in nodes_below(roots_in(loop.body)))
+
+
+def _joins_pairs(statement: Stmt, axis: str) -> bool:
+    if isinstance(statement, Loop):
+        return statement.axis.kind in ("serial", "reduce")
+    if isinstance(statement, Init):
+        return statement.dtype is not torch.bfloat16
+    value = statement.value
+    if isinstance(statement, Update):
+        return value.dtype is not torch.bfloat16
+    plain = statement.mode == "set" and not statement.operands and _is_run(statement.access.index, axis)
+    return plain and value.dtype is torch.bfloat16 and value.op == "cast"
 
 
 def _suits_pairs(node: Node, axis: str) -> bool:
     if node.op == "load" and axis in node.arg.index.free_vars:
         return node.dtype is torch.bfloat16 and not node.src and _is_run(node.arg.index, axis)
-    if node.src and node.src[0].dtype is torch.bfloat16:
+    if any(operand.dtype is torch.bfloat16 for operand in node.src):
         return node.op == "cast" and node.dtype is torch.float32
     from_floats = node.dtype is not torch.bfloat16 or node.op in ("cast", "load")
     return from_floats and not (node.op == "load" and node.src) and axis not in index_vars(node)

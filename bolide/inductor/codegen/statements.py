@@ -293,7 +293,7 @@ class _RegionWriter:
     def _in_lanes(self, loop: Loop, start: Value, stop: Value, whole: bool) -> None:
         """`_vector`, with the lanes that the loop has now."""
         b, r, lanes = self.b, self.r, self.lanes(loop)
-        paired = lanes == self.target.vector_bits // 16 and takes_pairs(loop, self.machine)
+        paired = lanes % (self.target.vector_bits // 16) == 0 and takes_pairs(loop, self.machine)
         whole = whole or (start.number is not None and stop.number is not None and stop.number % lanes == 0)
 
         def inside(mask: Callable[[], Value] | None) -> Body:

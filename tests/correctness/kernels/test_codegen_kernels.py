@@ -17,7 +17,7 @@ from kernel_tools import acc, both, const, f32, i64, load, loop, op, param, run,
 from bolide.inductor.codegen import compile_kernels
 from bolide.inductor.codegen.analysis import ARITHMETIC
 from bolide.inductor.codegen.compiler import module_text
-from bolide.inductor.ir.loops import Init, Kernel, Local, Node, Update
+from bolide.inductor.ir.loops import Init, Kernel, Local, Node, Stmt, Update
 from bolide.inductor.ir.scalar_ops import SCALAR_OPS
 from bolide.inductor.machine import Target, host_machine
 from bolide.inductor.runtime.kernels import sequence
@@ -107,15 +107,18 @@ def test_what_is_computed_of_bfloat16s_is_rounded_as_torch_does(dots: bool) -> N
         negative = op("cast", op("neg", op("cast", rounded, dtype=f32)), dtype=torch.bfloat16)
         stores += [store(b, i + row * n, v) for b, v in (("v", value), ("r", rounded), ("m", negative))]
     outs = {"v": f32, "r": torch.bfloat16, "m": torch.bfloat16}
-    params = [param(name, n, torch.bfloat16) for name in buffers]
-    params += [param(name, n * len(names), dtype, "out") for name, dtype in outs.items()]
-    (compiled,) = compile_kernels([Kernel("k", tuple(params), (loop("vector", "i", n, *stores),))], machine)
-    results = {name: torch.zeros(len(names), n, dtype=dtype) for name, dtype in outs.items()}
-    compiled.launch(*(tensor.data_ptr() for tensor in (*buffers.values(), *results.values())))
-    wanted = results["v"].to(torch.bfloat16)
-    for found, right in ((results["r"], wanted), (-results["m"], wanted)):
-        same = (found.view(torch.int16) == right.view(torch.int16)) | (found.isnan() & right.isnan())
-        assert same.all(), [name for name, row in zip(names, same) if not row.all()]
+    wanted = None
+    for written in (["v", "r", "m"], ["r", "m"]):  # the second takes pairs of bfloat16s
+        params = [param(name, n, torch.bfloat16) for name in buffers]
+        params += [param(name, n * len(names), outs[name], "out") for name in written]
+        body = [statement for statement in stores if statement.access.buffer in written]
+        (compiled,) = compile_kernels([Kernel("k", tuple(params), (loop("vector", "i", n, *body),))], machine)
+        results = {name: torch.zeros(len(names), n, dtype=outs[name]) for name in written}
+        compiled.launch(*(tensor.data_ptr() for tensor in (*buffers.values(), *results.values())))
+        wanted = results["v"].to(torch.bfloat16) if wanted is None else wanted
+        for found, right in ((results["r"], wanted), (-results["m"], wanted)):
+            same = (found.view(torch.int16) == right.view(torch.int16)) | (found.isnan() & right.isnan())
+            assert same.all(), [name for name, row in zip(names, same) if not row.all()]
 
 
 @pytest.mark.parametrize("name", ["floordiv", "truncdiv", "mod", "fmod"])
@@ -373,6 +376,43 @@ def test_narrow_elements_are_moved_in_whole_registers(dtype: torch.dtype, n: int
     lanes = host_machine().lanes * 4 // dtype.itemsize
     text = compile_kernels([kernel])[0].llvm_ir.replace("half", "i16")
     assert n < lanes or f"load <{lanes} x i{8 * dtype.itemsize}>" in text
+
+
+@pytest.mark.parametrize("kind", ["elements", "rows", "columns"])
+@pytest.mark.parametrize("n", [7, 31, 32, 33, 96, 255, 640])
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_runs_of_bfloat16s_are_taken_in_pairs(kind: str, n: int, symbolic: bool) -> None:
+    rows, short = 5, torch.bfloat16
+    cols = Expr.var("s0", 0) if symbolic else Expr.const(n)
+    r, c = var("r", rows), var("c", cols)
+
+    def given(buffer: str, index: Expr | int) -> Node:
+        return op("cast", load(buffer, index, short), dtype=f32)
+
+    # runs from any place on, one that all rows share, one number for all, and numbers of float32 that are the same
+    product = op("mul", given("x", r * cols + c + 1), given("w", c))
+    value = op("add", op("cast", op("cast", product, dtype=short), dtype=f32), op("mul", given("s", r), load("f", r)))
+    params = [param("x", rows * cols + 1, short), param("w", cols, short), param("s", rows, short), param("f", rows)]
+    total = op("cast", acc("a"), dtype=short)
+    if kind == "elements":
+        stored = store("y", r * cols + c, op("cast", value, dtype=short))
+        body: tuple[Stmt, ...] = (loop("parallel", "r", rows, loop("vector", "c", cols, stored)),)
+        params.append(param("y", rows * cols, short, "out"))
+    elif kind == "rows":
+        sums = Init("a", "sum", f32), loop("reduce_vector", "c", cols, Update("a", value)), store("y", r, total)
+        body = (loop("parallel", "r", rows, *sums),)
+        params.append(param("y", rows, short, "out"))
+    else:
+        sums = Init("a", "max", f32), loop("reduce", "r", rows, Update("a", value)), store("y", c, total)
+        body = (loop("vector", "c", cols, *sums),)
+        params.append(param("y", cols, short, "out"))
+    kernel = Kernel("k", tuple(params), body, ("s0",) if symbolic else ())
+    buffers = {p.name: torch.randn(p.numel.evaluate({"s0": n})).to(p.dtype) for p in params}
+    ((_, mine, expected),) = both(kernel, buffers, {"s0": n} if symbolic else None)
+    near = 1e-2 if kind == "rows" else 0  # the order of a sum
+    torch.testing.assert_close(mine, expected, rtol=near, atol=near)
+    lanes = host_machine().lanes
+    assert f"load <{lanes} x i32>" in module_text(kernel, host_machine()) or (n < 2 * lanes and not symbolic)
 
 
 def test_transpose_and_scratch() -> None:
