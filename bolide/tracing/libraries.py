@@ -208,32 +208,40 @@ def attention(dtype: torch.dtype, heads: int, queries: int, keys: int, terms: in
 
 
 def _measure_attention(alike: Attention) -> dict[Way, float]:
-    """ATen's operations stand for kernels, which are faster."""
+    """ATen's operations, into memory that is there, stand for kernels, which are faster."""
     dtype, heads, queries, keys, terms, causal, backward, threads = alike
     aten, wide = torch.ops.aten, torch.float32
     narrow = dtype if takes(dtype) else wide
     fused = aten._scaled_dot_product_flash_attention_for_cpu.default._op
     fused_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default._op
-    multiply, turn = aten.bmm.default._op, aten.transpose.int._op
-    softmax, softmax_backward = aten._softmax.default._op, aten._softmax_backward_data.default._op
+    multiply, softmax, slope = aten.bmm.out._op, aten._softmax.out._op, aten._softmax_backward_data.out._op
     with torch.no_grad(), torch._C._DisableAutocast():
         q, g = (torch.zeros(1, heads, queries, terms, dtype=dtype) for _ in range(2))
         k, v = (torch.zeros(1, heads, keys, terms, dtype=dtype) for _ in range(2))
         out, logs = fused(q, k, v, 0.0, causal)
+        scores, weights, gains = (torch.zeros(heads, queries, keys) for _ in range(3))
+        rows, columns = (torch.zeros(heads, length, terms) for length in (queries, keys))
+        dense, slopes = (weights.to(narrow, copy=True) for _ in range(2))
+        by_query, by_key = rows.to(narrow, copy=True), columns.to(narrow, copy=True)
+        found, found_by_key = by_query.clone(), by_key.clone()
 
-        def rows_by_rows(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-            product: torch.Tensor = multiply(left[0].to(wide), turn(right[0].to(wide), 1, 2))
-            return product
+        def by_rows(left: torch.Tensor, right: torch.Tensor, into: torch.Tensor) -> None:
+            multiply(rows.copy_(left[0]), columns.copy_(right[0]).transpose(1, 2), out=into)
 
         def forward() -> None:
-            multiply(softmax(rows_by_rows(q, k), -1, False), v[0].to(wide)).to(dtype)
+            by_rows(q, k, scores)
+            softmax(scores, -1, False, out=weights)
+            multiply(weights, columns.copy_(v[0]), out=rows)
+            out.copy_(rows)
 
         def gradients() -> None:
-            weights = softmax(rows_by_rows(q, k), -1, False)
-            slopes = softmax_backward(rows_by_rows(g, v), weights, -1, wide).to(narrow)
-            multiply(slopes, k[0].to(narrow))
-            multiply(turn(slopes, 1, 2), q[0].to(narrow))
-            multiply(turn(weights.to(narrow), 1, 2), g[0].to(narrow))
+            by_rows(q, k, scores)
+            softmax(scores, -1, False, out=weights)
+            by_rows(g, v, gains)
+            slopes.copy_(slope(gains, weights, -1, wide, grad_input=scores))
+            multiply(slopes, by_key.copy_(k[0]), out=found)
+            multiply(slopes.transpose(1, 2), by_query.copy_(q[0]), out=found_by_key)
+            multiply(dense.copy_(weights).transpose(1, 2), by_query.copy_(g[0]), out=found_by_key)
 
         calls: dict[Way, Callable[[], object]] = {
             "fused": lambda: fused(q, k, v, 0.0, causal),
