@@ -242,7 +242,7 @@ def flash_attention_backward(
     scores, shape = found.scores(), found.shape
     weights = ctx.compute(shape, _WIDE, lambda at: sc.exp(sc.sub(scores(at), logsumexp.load(at[:3]))), hint="weights")
     slopes = found.rows_by_rows(grad, values)
-    mean = summed(ctx, grad, (3,), ctx.each(_WIDE, sc.mul, grad, out), _WIDE, True, "mean")
+    mean = summed(ctx, weights, (3,), ctx.each(_WIDE, sc.mul, weights, slopes), _WIDE, True, "mean")
 
     def slope(weight: Node, gain: Node, expected: Node) -> Node:
         return sc.mul(sc.mul(weight, sc.sub(gain, expected)), found.scale)

@@ -168,7 +168,8 @@ def choose_libraries(program: Program, machine: Machine) -> Program:
 
     Products are measured (`tracing.libraries`). On AMD EPYC (Zen 5), one thread, in float32, MKL reaches 100 GFLOP/s,
     oneDNN 220 to 240, for every orientation of the operands; in bfloat16 ATen uses oneDNN by itself. Weight gradient
-    of a 3×3 convolution of 512 to 512 channels at 4×4, batch 2: 10.3 ms, as a product 1.0 ms; at batch 8 9.1 and 4.6. In bfloat16, batch 2, 2.9 and 1.9 ms.
+    of a 3×3 convolution of 512 to 512 channels at 4×4, batch 2: 10.3 ms, as a product 1.0 ms; at batch 8 9.1 and 4.6.
+    In bfloat16, batch 2, 2.9 and 1.9 ms.
     """
     buffers = program.buffers()
     done: list[Definition] = []
