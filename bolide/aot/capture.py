@@ -176,6 +176,7 @@ class _Maker:
             tuple(inputs),
             self.given.told,
             tuple([f"output {place}" for place in range(len(leaves))]),
+            tuple([at for write in self.signature.writes if (at := self.given.places[write.input]) is not None]),
             self.words(),
             tuple(self.requirements()),
             tuple([value for value, _ in outputs]),

@@ -34,8 +34,10 @@ EXTERNALS = {
     "unlock": External("i32", "pthread_rwlock_unlock", ("ptr",)),
     "new": External("ptr", "_Znwm", ("i64",)),  # C++'s operator new
     "hash": External("i64", "_ZSt11_Hash_bytesPKvmm", ("ptr", "i64", "i64")),  # libstdc++'s of strings
-    "torch_error": External("ptr", "torch_exception_get_what_without_backtrace"),
+    "torch_error": External("ptr", "bolide_torch_error"),
     "device": External("i32", "aoti_torch_get_device_type", ("ptr", "ptr")),
+    "offset": External("i32", "aoti_torch_get_storage_offset", ("ptr", "ptr")),
+    "element": External("i64", "aoti_torch_dtype_element_size", ("i32",)),
     "layout": External("i32", "aoti_torch_get_layout", ("ptr", "ptr")),
     "grad_mode": External("i32", "aoti_torch_grad_mode_is_enabled"),
     "set_grad_mode": External("void", "aoti_torch_grad_mode_set_enabled", ("i32",)),
@@ -100,7 +102,34 @@ def is_possible(control: int, inputs: int, count: int, results: int) -> bool:
         if word(facts) != 0:
             return refuse(text("%s is no dense tensor"), word(word(control, layout.INPUT_NAMES), i), 0)
         i += 1
+    i = 0
+    while i < word(control, layout.WRITES):
+        if not is_apart(control, inputs, word(word(control, layout.WRITE_TABLE), i)):
+            return False
+        i += 1
     return True
+
+
+def is_apart(control: int, inputs: int, written: int) -> bool:
+    """Whether an input shares its storage with no other one."""
+    place = storage(word(inputs, written))
+    i = 0
+    while i < word(control, ops.INPUTS):
+        if i != written and place != 0 and storage(word(inputs, i)) == place:
+            names = word(control, layout.INPUT_NAMES)
+            return refuse(text("%s is written, and shares memory with %s"), word(names, written), word(names, i))
+        i += 1
+    return True
+
+
+def storage(tensor: int) -> int:
+    """Where the memory of a tensor begins; 0 where it has none."""
+    facts = room(3)
+    put(facts, 2, 0)
+    call("data", tensor, facts)
+    call("offset", tensor, facts + 8)
+    call("dtype", tensor, facts + 16)
+    return word(facts) - word(facts, 1) * call("element", word(facts, 2)) if word(facts) != 0 else 0
 
 
 def give(control: int, slots: int, frame: int, outputs: int) -> bool:

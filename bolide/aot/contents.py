@@ -38,8 +38,9 @@ class Contents:
     """A program for a library.
 
     `plan`: its constants go by names of its own, `constants` has the tensors in the same order. `given`: for each input
-    of the library the plan's, or None where it is not read; `inputs`, `outputs`: what messages call them. `words`:
-    which size of which of the plan's inputs each of its words is. `results`: tensors of the plan, sizes, and constants.
+    of the library the plan's, or None where it is not read; `inputs`, `outputs`: what messages call them. `writes`:
+    the places of inputs that are written. `words`: which size of which of the plan's inputs each of its words is.
+    `results`: tensors of the plan, sizes, and constants.
     `leaves`: what each leaf of the result is, "tensor", "number" or "none". `fixed`: the texts of the arguments' leaves
     that are no tensors, by their places among all: the program is for these only.
     """
@@ -49,6 +50,7 @@ class Contents:
     given: tuple[TensorInput | None, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    writes: tuple[int, ...]
     words: dict[str, tuple[str, int]]
     requirements: tuple[Requirement, ...]
     results: tuple[Ref | Expr | Number | None, ...]

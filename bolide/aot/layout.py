@@ -18,7 +18,9 @@ NEED_TABLE = CONTROL_WORDS + 7  # address of their records
 DTYPES = CONTROL_WORDS + 8  # address of the names of dtypes, by number
 INPUT_NAMES = CONTROL_WORDS + 9  # address of texts
 OUTPUT_NAMES = CONTROL_WORDS + 10
-LIBRARY_WORDS = CONTROL_WORDS + 11
+WRITES = CONTROL_WORDS + 11  # how many inputs are written
+WRITE_TABLE = CONTROL_WORDS + 12  # address of their places
+LIBRARY_WORDS = CONTROL_WORDS + 13
 
 # The record of a constant.
 NAME = 0

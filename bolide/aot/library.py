@@ -34,7 +34,7 @@ _PAGE = 1 << 16
 FACTS = "bolide_facts"
 """The name of the text of `Contents.facts`."""
 
-_MESSAGE = """@message = internal thread_local global [2048 x i8] zeroinitializer
+_OWN = r"""@message = internal thread_local global [2048 x i8] zeroinitializer
 declare ptr @llvm.threadlocal.address.p0(ptr)
 define hidden ptr @bolide_message() {
   %address = call ptr @llvm.threadlocal.address.p0(ptr @message)
@@ -42,7 +42,20 @@ define hidden ptr @bolide_message() {
 }
 define hidden ptr @bolide_control() {
   ret ptr @control
+}
+declare extern_weak ptr @torch_exception_get_what_without_backtrace()
+@untold = private constant [18 x i8] c"torch has refused\00"
+define hidden ptr @bolide_torch_error() {
+  %none = icmp eq ptr @torch_exception_get_what_without_backtrace, null
+  br i1 %none, label %without, label %with
+without:
+  ret ptr @untold
+with:
+  %told = call ptr @torch_exception_get_what_without_backtrace()
+  ret ptr %told
 }"""
+"""What the code of every library asks for: its program, the message of the thread, and what torch has said last, if
+this version of torch tells."""
 
 
 def make_library(
@@ -66,7 +79,7 @@ def make_library(
     thunks = shims.thunks_text(list(dict.fromkeys(shims_of(contents.plan))))
     table = f"@control = internal constant {words_text(control)}"
     facts = f"@{FACTS} = constant {bytes_text(contents.facts().encode() + bytes(1))}"
-    program = "\n".join((*declared, thunks, *writer.definitions, table, facts, _MESSAGE, cpuid_text()))
+    program = "\n".join((*declared, thunks, *writer.definitions, table, facts, _OWN, cpuid_text()))
     target = machine.target
     objects = [emit(_own_code(), "", "").image, emit(program, "", "").image]
     if names:

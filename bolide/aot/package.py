@@ -19,6 +19,8 @@ from bolide.aot.library import FACTS
 from bolide.support.errors import BolideError
 
 _FOLDER = "data/aotinductor/model"
+_SOURCE = "// The library was made without one.\n"
+"""What stands for a source: older loaders find the metadata by its name."""
 
 
 def write_package(library: Path, path: Path) -> None:
@@ -30,6 +32,7 @@ def write_package(library: Path, path: Path) -> None:
         archive.writestr(f"{root}/archive_version", "0")
         archive.writestr(f"{root}/byteorder", "little")
         archive.write(library, f"{folder}/{name}.so")
+        archive.writestr(f"{folder}/{name}.cpp", _SOURCE)
         archive.writestr(f"{folder}/{name}_metadata.json", json.dumps({"AOTI_DEVICE_KEY": "cpu"}))
 
 

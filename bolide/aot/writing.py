@@ -110,6 +110,7 @@ class LibraryWriter(Writer):
         control[layout.IN_SPEC] = self.text(contents.in_spec)
         control[layout.OUT_SPEC] = self.text(contents.out_spec)
         control[layout.DTYPES] = self.table([self.text(name) for name in _dtype_names()])
+        control[layout.WRITES], control[layout.WRITE_TABLE] = len(contents.writes), self.table(contents.writes)
         control[layout.INPUT_NAMES] = self.table([self.text(name) for name in contents.inputs])
         control[layout.OUTPUT_NAMES] = self.table([self.text(name) for name in contents.outputs])
         return control

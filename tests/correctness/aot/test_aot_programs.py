@@ -212,6 +212,17 @@ def test_one_tensor_as_two_arguments_is_refused(tmp_path: Path) -> None:
         made(tmp_path, lambda x, y: x + y, (x, x))
 
 
+def test_an_argument_that_is_written_shares_memory_with_no_other(tmp_path: Path) -> None:
+    library = made(tmp_path, lambda x, y: x.add_(y), (torch.randn(3), torch.randn(3)))
+    memory = torch.randn(6)
+    before = memory.clone()
+    with pytest.raises(RuntimeError, match="input x is written, and shares memory with input y"):
+        library(memory[:3], memory[2:5])
+    torch.testing.assert_close(memory, before)
+    y = torch.randn(3)
+    torch.testing.assert_close(library(memory[:3], y), before[:3] + y)
+
+
 def test_an_operator_that_needs_python_is_named(tmp_path: Path) -> None:
     @torch.library.custom_op("aottest::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:
