@@ -32,11 +32,9 @@ EXTERNALS = {
     "lock_to_read": External("i32", "pthread_rwlock_rdlock", ("ptr",)),
     "lock_to_write": External("i32", "pthread_rwlock_wrlock", ("ptr",)),
     "unlock": External("i32", "pthread_rwlock_unlock", ("ptr",)),
-    "new": External("ptr", "_Znwm", ("i64",)),  # C++'s operator new
     "hash": External("i64", "_ZSt11_Hash_bytesPKvmm", ("ptr", "i64", "i64")),  # libstdc++'s of strings
     "torch_error": External("ptr", "bolide_torch_error"),
     "device": External("i32", "aoti_torch_get_device_type", ("ptr", "ptr")),
-    "offset": External("i32", "aoti_torch_get_storage_offset", ("ptr", "ptr")),
     "element": External("i64", "aoti_torch_dtype_element_size", ("i32",)),
     "layout": External("i32", "aoti_torch_get_layout", ("ptr", "ptr")),
     "grad_mode": External("i32", "aoti_torch_grad_mode_is_enabled"),
