@@ -103,7 +103,7 @@ def _record(vm: Machine, function: object, operands: Sequence[object]) -> _Way:
 
 @answers(while_loop)
 def _while(vm: Machine, cond_fn: object, body_fn: object, carried_inputs: object) -> object:
-    """A loop on data is an operation; with gradients it is a loop of the program."""
+    """A loop on data is an operation; with gradients or random numbers it is a loop of the program."""
     inputs = _arguments(vm, carried_inputs)
     leaves = leaves_of(vm, inputs)
     if not all(type(value) is TracedTensor for value in leaves):
@@ -115,10 +115,16 @@ def _while(vm: Machine, cond_fn: object, body_fn: object, carried_inputs: object
     part.check()
     check_alike(vm, leaves, results)
     operands = [*leaves, *part.operands, *(condition[0].operands if condition else ())]
-    if condition is None or (torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)):
+    derived = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
+    if condition is None or derived or _draws(part) or _draws(condition[0]):
         return Call(torch_functions.while_loop, [cond_fn, body_fn, inputs, pytree.tree_unflatten(leaves, spec)])
     vm.world.trace.functional_only = "control flow depends on data"
     return pytree.tree_unflatten(_repeated(vm, leaves_of(vm, inside), [condition, (part, results)]), spec)
+
+
+def _draws(part: Part) -> bool:
+    """Whether a part makes random numbers, which would be the same in each step of a loop."""
+    return any(node.target in DRAWS for node in part.graph.nodes)
 
 
 def _condition(vm: Machine, function: Any, inputs: Sequence[Any]) -> tuple[Part, list[TracedTensor]] | None:
@@ -243,8 +249,8 @@ def _looped(vm: Machine, function: object, init: object, xs: object, dim: int, r
     given = [vm.evaluate(pytree.tree_structure, [tree]) for tree in (init, xs)]
     arguments = [pytree.tree_unflatten(values, spec) for values, spec in zip((first, items), given)]
     way = _record(vm, function, arguments if carried_first else arguments[1:])
-    part, draws = way.part, any(node.target in DRAWS for node in way.part.graph.nodes)
-    if draws or part.draws() or way.numbers or part.derivation.is_own or part.functional_only:
+    part = way.part
+    if _draws(part) or part.draws() or way.numbers or part.derivation.is_own or part.functional_only:
         return None
     part.check()
     check_alike(vm, carried_first, way.results[: len(carried_first)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops import map as torchs_map
-from torch._higher_order_ops import scan
+from torch._higher_order_ops import scan, while_loop
 from torch.utils import _pytree as pytree
 
 import bolide
@@ -142,6 +142,16 @@ def test_steps_that_draw_draw_each_for_itself() -> None:
     with torch.no_grad():
         rows = compiled(torch.zeros(8), torch.zeros(20, 8))[1]
     assert len({tuple(row.tolist()) for row in rows}) == 20 and rows.min() >= 0 and rows.max() < 1
+
+
+def test_while_loops_draw_in_each_step() -> None:
+    def body(i: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return i + 1, torch.cat([rows[1:], torch.rand(1, 8)])
+
+    compiled = bolide.compile(lambda n: while_loop(lambda i, rows: i < n, body, (n * 0, torch.zeros(3, 8))))
+    with torch.no_grad():
+        rows = compiled(torch.tensor(5))[1]
+    assert len({tuple(row.tolist()) for row in rows}) == 3
 
 
 def test_a_step_is_compiled_once() -> None:
