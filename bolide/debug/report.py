@@ -42,6 +42,7 @@ def render_report(report: Report) -> str:
         loader=jinja2.PackageLoader("bolide.debug"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["steps"] = steps
+    environment.filters["size"] = size
     return environment.get_template("report.html.j2").render(
         report=report,
         explanation=report.explanation,

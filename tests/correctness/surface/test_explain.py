@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from markupsafe import escape
 from torch import Tensor, nn
 
 import bolide
 from bolide.debug.explain import Collector
+from bolide.debug.report import render_report, report_of
 from bolide.support import events
 
 
@@ -201,3 +203,13 @@ def test_what_a_module_holds_is_said_of_self() -> None:
     explained = bolide.explain(nn.Linear(2, 2), backend="eager")(torch.ones(1, 2))
     (segment,) = explained.segments
     assert any("self._parameters['weight']" in guard for guard in segment.guards)
+
+
+def test_the_page_tells_what_is_saved_for_the_backward() -> None:
+    found = bolide.explain(small_model())(torch.randn(3, 8))
+    page = render_report(report_of(found))
+    assert found.saved and page.count("Saved for the backward") == len(found.saved)
+    for kept in found.saved:
+        for value in kept.values:
+            assert f"<code>{value.operation}</code>" in page and escape(value.why) in page
+    assert "Saved for the backward" not in render_report(report_of(bolide.explain(torch.sin)(torch.randn(3))))
