@@ -16,6 +16,7 @@ from kernel_tools import acc, both, const, f32, i64, load, loop, op, param, stor
 
 from bolide.inductor.ir.loops import Init, Kernel, Node, Stmt, Update
 from bolide.inductor.ir.printer import kernel_text
+from bolide.inductor.ir.rewrites import on_threads
 from bolide.symbolic import Expr, as_expr
 
 SEED = int(os.environ["BOLIDE_TEST_SEED"])
@@ -217,7 +218,7 @@ class Maker:
 
     def kernel(self) -> Kernel:
         body = self.statements()
-        return Kernel("k", tuple(param(*p) for p in self.params), body, tuple(self.sizes))
+        return Kernel("k", tuple(param(*p) for p in self.params), on_threads(body), tuple(self.sizes))
 
     def tensor(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
         values = torch.randn(numel, generator=self.g) * 3

@@ -34,8 +34,8 @@ from bolide.functorch.partitioners import (
     split,
 )
 from bolide.tracing.graph import closure, mapped
+from bolide.tracing.libraries import policy_of
 from bolide.tracing.meta import TensorMeta
-from bolide.tracing.policy import policy_of
 from bolide.tracing.traits import NEVER, traits_of
 
 _FORMULA_OF = {aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention}

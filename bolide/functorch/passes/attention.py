@@ -1,6 +1,6 @@
 """Attention written by hand, ``softmax(q @ k.T * scale + mask) @ v``, as torch's fused kernel.
 
-It pays where the scores do not stay in the caches (`tracing.policy`).
+It pays where the scores do not stay in the caches (`tracing.libraries.Policy`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bolide.functorch.passes.simplify import remove_dead
 from bolide.tracing import TensorMeta
 from bolide.tracing.called.branches import Branches, branch
 from bolide.tracing.graph import enter, graph_module
-from bolide.tracing.policy import policy_of
+from bolide.tracing.libraries import policy_of
 from bolide.tracing.rules import infer
 
 FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -17,7 +17,7 @@ import torch.fx as fx
 from bolide.functorch.graphs import argument_nodes, aten, is_getitem, is_tuple
 from bolide.symbolic import contiguous_strides
 from bolide.tracing import TensorMeta
-from bolide.tracing.policy import policy_of
+from bolide.tracing.libraries import policy_of
 from bolide.tracing.rules import infer
 from bolide.tracing.rules.common import is_channels_last
 from bolide.tracing.traits import traits_of

@@ -30,7 +30,7 @@ from bolide.functorch.passes.norms import Writer
 from bolide.functorch.passes.simplify import remove_dead
 from bolide.symbolic import ShapeEnv, hint_of
 from bolide.tracing import TensorMeta, libraries
-from bolide.tracing.policy import policy_of
+from bolide.tracing.libraries import policy_of
 from bolide.tracing.rules.common import is_channels_last
 
 mkldnn = torch.ops.mkldnn

@@ -10,6 +10,7 @@ from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.function_values import FunctionValues
 from bolide.inductor.ir.definitions import volume
 from bolide.inductor.ir.loops import Axis, Kernel, Loop, Stmt
+from bolide.inductor.ir.walks import bound_nest
 from bolide.inductor.machine import Machine, Target
 from bolide.symbolic import Expr
 
@@ -19,8 +20,8 @@ UNKNOWN = 64
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Top-level statements that become one function: the body of a nest of parallel `axes`; or a parallel `vector` loop
-    (then body is that loop alone); or serial code."""
+    """Top-level statements that become one function: the body of a nest of parallel `axes` that are bound to
+    threads; or a `vector` loop that is (then body is that loop alone); or code for one thread."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -38,30 +39,16 @@ def regions_of(body: Sequence[Stmt], name: str) -> list[Region]:
     regions: list[Region] = []
     for statement in body:
         label = f"{name}.{len(regions)}"
-        kind = statement.axis.kind if isinstance(statement, Loop) else "serial"
-        if isinstance(statement, Loop) and kind == "parallel":
-            regions.append(Region(label, *_nest(statement)))
-        elif isinstance(statement, Loop) and kind == "vector":
-            regions.append(Region(label, (), (statement,), statement))
+        nest = bound_nest(statement)
+        if nest and nest[0].axis.kind == "vector":
+            regions.append(Region(label, (), (statement,), nest[0]))
+        elif nest:
+            regions.append(Region(label, tuple([loop.axis for loop in nest]), nest[-1].body))
         elif regions and not regions[-1].is_spread:
             regions[-1] = replace(regions[-1], body=(*regions[-1].body, statement))
         else:
             regions.append(Region(label, (), (statement,)))
     return regions
-
-
-def _nest(loop: Loop) -> tuple[tuple[Axis, ...], tuple[Stmt, ...]]:
-    """The axes and the body of the perfect nest of parallel loops from here inwards, as long as extents do not depend
-    on its own axes."""
-    axes = [loop.axis]
-    body = loop.body
-    while len(body) == 1 and isinstance(body[0], Loop) and body[0].axis.kind == "parallel":
-        inner = body[0]
-        if not inner.axis.extent.free_vars.isdisjoint(axis.name for axis in axes):
-            break
-        axes.append(inner.axis)
-        body = inner.body
-    return tuple(axes), body
 
 
 def _elements(body: Sequence[Stmt], known: frozenset[str]) -> Expr:

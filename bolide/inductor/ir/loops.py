@@ -64,6 +64,7 @@ class Node:
 
 AxisKind = Literal["parallel", "serial", "vector", "tile", "reduce", "reduce_vector", "scan"]
 VECTOR_KINDS: frozenset[AxisKind] = frozenset(("vector", "reduce_vector"))
+Bound = Literal["threads"]
 ReduceOp = Literal["sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "xor"]
 
 
@@ -72,11 +73,18 @@ class Axis:
     """A loop variable running from 0 to `extent` - 1. ``vector`` axes are innermost among pointwise axes;
     ``reduce_vector`` is a vectorised reduction axis. A ``tile`` axis is a short serial one right inside a vector
     loop: pointwise stores, whose loads along the axis are taken as vectors and transposed. A ``scan``
-    axis is a serial one in which an accumulator may be read after its update: it is the reduction up to there."""
+    axis is a serial one in which an accumulator may be read after its update: it is the reduction up to there.
+
+    The kind says what is true of the iterations, `bound` who shares them: threads (each takes a run of iterations) or
+    nobody. Bound axes are parallel or vector axes of a perfect nest at the top of a kernel, with extents that are known
+    when it starts. Their iterations run in any order and side by side, so they touch elements of their own, or add by
+    ``atomic_add``; what is reduced along them goes through memory, a part for each of so many iterations, which another
+    loop joins in order: results do not depend on who runs what."""
 
     name: str
     extent: Expr
     kind: AxisKind
+    bound: Bound | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +152,9 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One launch. Top-level loops of kind ``parallel`` are spread over threads; top-level statements run one after the
-    other with a barrier between them. `sizes`: names of int64 size parameters. `origins`: names of the ATen ops fused
-    here, for people. `device`: where it runs, and all its parameters are. `grain`: the work that a thread must have
-    (`Machine.grain`); None: the machine's."""
+    """One launch. Top-level statements run one after the other with a barrier between them. `sizes`: names of int64
+    size parameters. `origins`: names of the ATen ops fused here, for people. `device`: where it runs, and all its
+    parameters are. `grain`: the work that a thread must have (`Machine.grain`); None: the machine's."""
 
     name: str
     params: tuple[Param, ...]

@@ -19,7 +19,7 @@ from bolide.inductor.ir.definitions import (
     WriteBack,
     described,
 )
-from bolide.inductor.ir.loops import Access, Init, Kernel, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.scalar_ops import JOINED_BY, SCALAR_OPS
 from bolide.inductor.ir.walks import nodes_below, roots_in, roots_of
 from bolide.symbolic import Expr
@@ -93,6 +93,11 @@ def kernel_lines(kernel: Kernel) -> list[Line]:
     return lines
 
 
+def axis_text(axis: Axis) -> str:
+    """``parallel i < 8 on threads``"""
+    return f"{axis.kind} {axis.name} < {axis.extent}{f' on {axis.bound}' if axis.bound else ''}"
+
+
 class _KernelPrinter:
     def __init__(self, kernel: Kernel, lines: list[Line]) -> None:
         self.lines = lines
@@ -110,7 +115,7 @@ class _KernelPrinter:
         for statement in statements:
             if isinstance(statement, Loop):
                 axis = statement.axis
-                self.lines.append((statement, f"{indent}{axis.kind} {axis.name} < {axis.extent}:"))
+                self.lines.append((statement, f"{indent}{axis_text(axis)}:"))
                 self.body(statement.body, indent + "  ")
             else:
                 self.lines.append((statement, indent + self.statement(statement, indent)))

@@ -61,6 +61,27 @@ def _moved(statement: Stmt, place: Mapping[str, Expr], new: Rewriter) -> Stmt:
     return with_roots(statement, new, access=statement.access.subs(place))
 
 
+# ---- threads ---------------------------------------------------------------------------------------------------------
+
+
+def on_threads(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """A kernel's body with axes bound to threads: those of the perfect nests of parallel loops at its top, as far as
+    their extents are known there, and of vector loops without any around them."""
+    return tuple([_bound(statement, frozenset()) for statement in body])
+
+
+def _bound(statement: Stmt, outer: frozenset[str]) -> Stmt:
+    if not isinstance(statement, Loop) or not outer.isdisjoint(statement.axis.extent.free_vars):
+        return statement
+    axis = statement.axis
+    if axis.kind != "parallel" and (axis.kind != "vector" or outer):
+        return statement
+    inside = statement.body
+    if axis.kind == "parallel" and len(inside) == 1:
+        inside = (_bound(inside[0], outer | {axis.name}),)
+    return Loop(replace(axis, bound="threads"), inside)
+
+
 # ---- rows side by side ----------------------------------------------------------------------------------------------
 
 

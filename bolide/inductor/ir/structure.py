@@ -86,7 +86,7 @@ class _KernelDescriber(Describer):
         if isinstance(statement, Loop):
             axis = statement.axis
             extent = self.expr(axis.extent)
-            return axis.kind, number(self.variables, axis.name), extent, self.body(statement.body)
+            return axis.kind, axis.bound, number(self.variables, axis.name), extent, self.body(statement.body)
         if isinstance(statement, Init):
             return statement.op, statement.dtype, number(self.accumulators, statement.name)
         if isinstance(statement, Update):

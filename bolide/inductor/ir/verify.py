@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations_with_replacement
 
 import torch
 
 from bolide.inductor.ir.loops import VECTOR_KINDS, Access, Axis, Init, Kernel, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.printer import kernel_lines
-from bolide.inductor.ir.ranges import extremes, is_within
+from bolide.inductor.ir.ranges import Touched, are_apart, extremes, is_within
 from bolide.inductor.ir.scalar_ops import NARROW_FLOATS, fault_of
-from bolide.inductor.ir.walks import nodes_below, roots_of
+from bolide.inductor.ir.walks import bound_nest, loads_of, nodes_below, roots_of, statements
 from bolide.symbolic import Expr
 
 #: Scratch memory lives on the stacks of torch's OpenMP threads.
 MOST_LOCAL_BYTES = 256 << 10
+
+
+NONE = Expr.const(0)
 
 
 class InvalidKernel(ValueError):
@@ -35,6 +39,7 @@ class _State:
     checked: set[Node] = field(default_factory=set)
     statement: Stmt | None = None
     axes: list[Axis] = field(default_factory=list)  # of the loops around the current statement, outer ones first
+    nest: list[Loop] = field(default_factory=list)  # the bound loops of the current statement of the kernel's body
 
     def fail(self, reason: str) -> InvalidKernel:
         """The error, with the few lines around the statement at fault."""
@@ -67,6 +72,9 @@ def verify(kernel: Kernel, sizes: Mapping[str, int] | None = None) -> None:
         if (local.numel.bounds()[1] or 0) * local.dtype.itemsize > MOST_LOCAL_BYTES:
             raise state.fail(f"scratch buffer {local.name} is larger than {MOST_LOCAL_BYTES >> 10} KiB")
     _body(state, kernel.body)
+    for statement in kernel.body:
+        if nest := bound_nest(statement):
+            _side_by_side(state, nest)
 
 
 def _list(names: Iterable[str]) -> str:
@@ -77,6 +85,8 @@ def _body(state: _State, body: Sequence[Stmt]) -> None:
     declared: list[str] = []
     for statement in body:
         state.statement = statement
+        if not state.axes:
+            state.nest = bound_nest(statement)
         if isinstance(statement, Loop):
             _loop(state, statement)
         elif isinstance(statement, Init):
@@ -105,6 +115,8 @@ def _loop(state: _State, loop: Loop) -> None:
         raise state.fail(f"parallel loop {axis.name} stands inside a {kinds[-1]} loop")
     if axis.kind == "tile" and axis.extent.bounds()[1] is None:
         raise state.fail(f"tile loop {axis.name} has no bound")
+    if axis.bound is not None:
+        _bound(state, loop)
     outside = state.parallel_outside
     if axis.kind in ("parallel", "vector"):
         state.parallel_outside = set(state.accumulators)
@@ -115,6 +127,49 @@ def _loop(state: _State, loop: Loop) -> None:
     state.names.discard(axis.name)
     state.parallel_outside = outside
     state.checked.clear()
+
+
+def _bound(state: _State, loop: Loop) -> None:
+    axis = loop.axis
+    if not any(loop is bound for bound in state.nest):
+        raise state.fail(f"{axis.name} is bound to {axis.bound}, but not at the top of the kernel, in a perfect nest")
+    if axis.kind != "parallel" and (axis.kind != "vector" or len(state.nest) > 1):
+        raise state.fail(f"{axis.kind} loop {axis.name} is bound to {axis.bound}")
+    if not axis.extent.free_vars.isdisjoint(outer.name for outer in state.axes):
+        raise state.fail(f"the extent of {axis.name}, which is bound to {axis.bound}, changes in the loops around it")
+
+
+def _side_by_side(state: _State, nest: Sequence[Loop]) -> None:
+    """Checks that iterations of bound loops write where no other one reads or writes, but for atomic additions."""
+    state.statement = nest[0]
+    shared = [loop.axis.name for loop in nest]
+    private = {local.name for local in state.kernel.locals}
+    stored = {inner.access.buffer for inner in statements(nest[:1]) if isinstance(inner, Store)} - private
+    touched: dict[str, dict[Touched, str]] = {buffer: {} for buffer in stored}
+    _touched(nest[:1], (), touched)
+    for buffer, ways in touched.items():
+        for (one, how), (other, also) in combinations_with_replacement(ways.items(), 2):
+            harmless = how == also and how in ("load", "atomic_add")
+            if not harmless and not are_apart(one, other, shared, state.sizes):
+                places = " and ".join(dict.fromkeys(f"{buffer}[{place.index}]" for place in (one, other)))
+                raise state.fail(f"iterations of {', '.join(shared)} run side by side, and may meet in {places}")
+
+
+def _touched(body: Iterable[Stmt], axes: tuple[Axis, ...], found: Mapping[str, dict[Touched, str]]) -> None:
+    """The elements of these buffers that statements touch, and how: a store counts before a load of the same."""
+    for statement in body:
+        if isinstance(statement, Loop):
+            if statement.axis.extent is not NONE:
+                _touched(statement.body, (*axes, statement.axis), found)
+        elif not isinstance(statement, Init):
+            uses = [(node.arg, "load") for node in loads_of(roots_of(statement))]
+            if isinstance(statement, Store):
+                uses.append((statement.access, statement.mode))
+            for access, how in uses:
+                if access.buffer in found:
+                    ways, place = found[access.buffer], Touched(access.index, axes)
+                    if ways.get(place, "load") == "load":
+                        ways[place] = how
 
 
 def _update(state: _State, statement: Update) -> None:

@@ -150,6 +150,17 @@ def statements(body: Iterable[Stmt]) -> Iterator[Stmt]:
             yield from statements(statement.body)
 
 
+def bound_nest(statement: Stmt) -> list[Loop]:
+    """The loops of a statement whose axes are bound, outermost first; none if it is not such a loop."""
+    nest: list[Loop] = []
+    while isinstance(statement, Loop) and statement.axis.bound is not None:
+        nest.append(statement)
+        if len(statement.body) != 1:
+            break
+        (statement,) = statement.body
+    return nest
+
+
 def roots_in(body: Iterable[Stmt]) -> Iterator[Node]:
     """The nodes that statements use, those inside loops included."""
     for statement in statements(body):

@@ -60,7 +60,7 @@ _SPACE = Many(Many((NAME, Expr)))
 RECORDS: Mapping[type, Mapping[str, Spec]] = {
     # loop IR
     loops.Access: {"buffer": NAME, "index": Expr, "masked": bool},
-    loops.Axis: {"name": NAME, "extent": Expr, "kind": TEXT},
+    loops.Axis: {"name": NAME, "extent": Expr, "kind": TEXT, "bound": (TEXT, None)},
     loops.Loop: {"axis": loops.Axis, "body": _STATEMENTS},
     loops.Init: {"name": NAME, "op": TEXT, "dtype": _DTYPE},
     loops.Update: {"name": NAME, "value": loops.Node, "position": (loops.Node, None)},

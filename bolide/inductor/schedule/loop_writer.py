@@ -13,7 +13,7 @@ from typing import Literal
 
 from bolide.inductor.ir.definitions import Element
 from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Local, Loop, Node, Param, Stmt, Store, Update
-from bolide.inductor.ir.rewrites import in_blocks, jammed, split_at
+from bolide.inductor.ir.rewrites import in_blocks, jammed, on_threads, split_at
 from bolide.inductor.ir.scalar_ops import DRAWS
 from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
 from bolide.inductor.machine import Machine
@@ -61,6 +61,7 @@ def kernel_of(group: Group, pieces: list[Piece], schedule: Schedule, ctx: Schedu
         body = split_at(body, dict(schedule.splits))
     if schedule.jam is not None:
         body = jammed(body, *schedule.jam)
+    body = on_threads(body)
     params = _params(pieces, nodes, buffers)
     space = schedule.space
     indexed = [*_addresses(pieces, nodes), *_indices(nodes), *(extent for _, extent in space)]

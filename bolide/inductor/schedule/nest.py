@@ -3,11 +3,12 @@ parallel."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from bolide.inductor.ir.definitions import axis_var, volume
 from bolide.inductor.ir.loops import VECTOR_KINDS, Axis, Node, Store
+from bolide.inductor.ir.printer import axis_text
 from bolide.inductor.ir.rewrites import is_bound, piece_of, pieces_of
 from bolide.inductor.ir.walks import crosses, loads_of, nodes_below, roots_in
 from bolide.inductor.machine import Machine
@@ -60,8 +61,8 @@ class Schedule:
 
     def text(self) -> str:
         """The schedule for people: a line for what is bound, and one for each reason."""
-        bound = " ".join(f"{axis.kind} {axis.name} < {axis.extent}" for axis in (*self.outer, *self.inner))
-        parts = [bound or "one element"]
+        parts = [" ".join(map(axis_text, (*self.outer, *self.inner))) or "one element"]
+        parts += [f"{', '.join(axis.name for axis in self.parallel)} on threads"] if self.parallel else []
         parts += ["{} {} at a time".format(*self.jam)] if self.jam is not None else []
         parts += [f"{name} in blocks of {size}" for name, size in self.blocks]
         parts += [f"{name} split at {', '.join(map(str, places))}" for name, places in self.splits]
@@ -150,9 +151,9 @@ def choose_schedule(
     )
     accesses = expressions[: len(addresses)]
     vector = _vector_axis(outer, inner, accesses, serial, machine.lanes)
-    if vector is None:
+    consecutive = sum(_stride(expr, vector) == 1 for expr in accesses) if vector is not None else 0
+    if vector is None or (serial and not consecutive):  # lanes of a scatter go one after the other as well
         return schedule
-    consecutive = sum(_stride(expr, vector) == 1 for expr in accesses)
     schedule = schedule.with_vector(vector, f"{consecutive} of {len(accesses)} accesses are consecutive along it")
     sums = sum(stage.reduce_op is not None for stage in group.stages)
     points = volume(extent for _, extent in group.space)
@@ -213,12 +214,13 @@ def _extent(axis: Axis) -> int:
 
 def _in_row_blocks(schedule: Schedule, machine: Machine) -> Schedule:
     """The schedule of a scatter with its vector axis in blocks outside the serial ones: whole blocks of rows are
-    updated, and the place of each row is found once for all elements of its block."""
+    updated, and the place of each row is found once for all elements of its block, or, of short rows, for all."""
     vector = next((axis for axis in schedule.outer if axis.kind == "vector"), None)
     if vector is None or schedule.outer[-1].kind != "serial":
         return schedule
-    size = next((size for size in machine.row_blocks if _extent(vector) >= machine.fewest_blocks * size), None)
-    if size is None:
+    length = _extent(vector)
+    size = next((size for size in machine.row_blocks if length >= machine.fewest_blocks * size), length)
+    if length < machine.lanes or length == FAR:
         return schedule
     why = f"blocks of {vector.name}: rows are scattered"
     return replace(schedule, blocks=((vector.name, size),), why=(*schedule.why, why))
@@ -283,15 +285,14 @@ def _typical(strides: list[int]) -> int:
 
 
 def _ordered_axes(group: Group) -> frozenset[str]:
-    """Axes along which a scatter may meet the same element twice: those that do not move its target by themselves. A
-    scatter without operands never does (`Scatter`)."""
+    """Axes along which a scatter may meet the same element twice. One without operands never does (`Scatter`)."""
     updates = [stage for stage in group.stages if stage.mode != "define" and stage.operands]
-    return frozenset(
-        name
-        for stage in updates
-        for name, _ in stage.axes
-        if not any(_moves_by_itself(coord, name) for coord in stage.coords)
-    )
+    return frozenset(name for stage in updates for name in still_axes([name for name, _ in stage.axes], stage.coords))
+
+
+def still_axes(names: Iterable[str], coords: Sequence[Expr]) -> list[str]:
+    """The axes that do not move a place by themselves."""
+    return [name for name in names if not any(_moves_by_itself(coord, name) for coord in coords)]
 
 
 def _moves_by_itself(coord: Expr, axis: str) -> bool:

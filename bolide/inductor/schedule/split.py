@@ -50,6 +50,7 @@ from bolide.inductor.ir.walks import (
 from bolide.inductor.machine import Machine
 from bolide.inductor.runtime.results import gives_new_memory
 from bolide.inductor.schedule.layouts import strided_views
+from bolide.inductor.schedule.nest import still_axes
 from bolide.inductor.schedule.stages import is_one
 from bolide.symbolic import Expr
 
@@ -192,6 +193,97 @@ def _along_memory(definition: Computed) -> bool:
     reduced = {name for name, _ in definition.reduce_axes}
     last = [node.arg.coords[-1].free_vars for node in loads_of((definition.value,)) if node.arg.coords]
     return 2 * sum(not reduced.isdisjoint(names) for names in last) >= len(last)
+
+
+# ---- long scatters -------------------------------------------------------------------------------------------------
+
+#: What a part of a sum is held in exactly as the sum is.
+_ADDED = (torch.float32, torch.float64, torch.int64, torch.int32)
+
+
+def split_scatters(program: Program, machine: Machine) -> Program:
+    """The program with additions of many values to few elements in parts: each part adds its share to zeros of its own,
+    in order, and these are added up. There are as many as the machine has threads, whoever runs them."""
+    done: list[Definition] = []
+    for definition in program.definitions:
+        at = _scattered_parts(definition, machine, program.size_vars) if isinstance(definition, Scatter) else None
+        if at is None:
+            done.append(definition)
+        else:
+            assert isinstance(definition, Scatter)
+            done += _split_scatter(definition, *at)
+    return replace(program, definitions=done)
+
+
+def _scattered_parts(scatter: Scatter, machine: Machine, sizes: Mapping[str, int]) -> tuple[str, int] | None:
+    """The axis to split, and the number of its parts: so that these have fewer elements all in all than are added, and
+    threads do not share the columns of a row anyway."""
+    if scatter.mode != "add" or not scatter.operands or scatter.dtype not in _ADDED:
+        return None
+    extents = {name: extent.subs(sizes) for name, extent in zip(scatter.axes, scatter.extents)}
+    still = still_axes(extents, scatter.coords)
+    targets = volume(scatter.shape).subs(sizes)
+    if not still or not targets.is_const or not all(extent.is_const for extent in extents.values()):
+        return None
+    points = volume(extents.values()).value
+    columns = volume(extent for name, extent in extents.items() if name not in still).value
+    number = min(points // max(2 * targets.value, 1), machine.threads)
+    axis = max(still, key=lambda name: extents[name].value)
+    shared = columns >= machine.split_columns  # by threads, anyway
+    return None if shared or number < 2 or points < machine.grain or extents[axis].value < number else (axis, number)
+
+
+def _split_scatter(scatter: Scatter, axis: str, number: int) -> list[Definition]:
+    """The definitions of zeros, of what is added to them by each part, of their sum, and of the rest."""
+    extent = dict(zip(scatter.axes, scatter.extents))[axis]
+    count, size, rest = Expr.const(number), extent // number, extent % number
+    name, dtype, shape = scatter.name, scatter.dtype, scatter.shape
+    part, within = f"{axis}{name}s", f"{axis}{name}w"
+    zeros = _copy(replace(scatter, name=f"{name}_zeros", shape=(count, *shape), layout=None), None)
+    zeros = replace(zeros, value=Node.make("const", dtype, (), 0.0 if dtype.is_floating_point else 0))
+    parts = _scatter_piece(scatter, "parts", zeros.name, axis, (within, size), axis_var(part, count) * size)
+    parts = replace(
+        parts,
+        shape=zeros.shape,
+        axes=(part, *parts.axes),
+        extents=(count, *parts.extents),
+        coords=(axis_var(part, count), *parts.coords),
+    )
+    whole = _copy(scatter, None)
+    coords = axis_vars(zip(whole.axes, shape))
+    total = replace(
+        _copy(replace(scatter, name=f"{name}_total", layout=None), None),
+        reduce_op="sum",
+        reduce_axes=((f"{part}p", count),),
+    )
+    places = (axis_var(f"{part}p", count), *axis_vars(zip(total.axes, shape)))
+    total = replace(total, value=_loaded(parts.name, dtype, places))
+    base, added = whole.value, _loaded(total.name, dtype, coords)
+    nothing = Node.make("eq", torch.bool, (added, Node.make("const", dtype, (), 0.0 if dtype.is_floating_point else 0)))
+    value = Node.make("where", dtype, (nothing, base, Node.make("add", dtype, (base, added))))  # -0.0 stays
+    whole = replace(whole, value=value)
+    if rest.is_const and rest.value == 0:
+        return [zeros, parts, total, whole]
+    whole = replace(whole, name=f"{name}_whole", layout=None)
+    last = _scatter_piece(scatter, "rest", whole.name, axis, (f"{axis}{name}r", rest), count * size)
+    return [zeros, parts, total, whole, replace(last, name=name, layout=scatter.layout)]
+
+
+def _scatter_piece(scatter: Scatter, mark: str, base: str, axis: str, within: tuple[str, Expr], start: Expr) -> Scatter:
+    """The additions of `axis` from `start` on, as many as `within` says, to this base."""
+    named = {name: f"{name}_{scatter.name}_{mark}" for name in scatter.axes} | {axis: within[0]}
+    fresh = {name: axis_var(named[name], extent) for name, extent in zip(scatter.axes, scatter.extents)}
+    moved = {**fresh, axis: start + axis_var(*within)}
+    return with_roots(
+        scatter,
+        substitute(moved),
+        name=f"{scatter.name}_{mark}",
+        base=base,
+        axes=tuple([named[name] for name in scatter.axes]),
+        extents=tuple([within[1] if name == axis else extent for name, extent in zip(scatter.axes, scatter.extents)]),
+        coords=tuple([coord.subs(moved) for coord in scatter.coords]),
+        layout=None,
+    )
 
 
 # ---- scatters -------------------------------------------------------------------------------------------------------

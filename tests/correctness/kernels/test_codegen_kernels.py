@@ -18,6 +18,7 @@ from bolide.inductor.codegen import compile_kernels
 from bolide.inductor.codegen.analysis import ARITHMETIC
 from bolide.inductor.codegen.compiler import module_text
 from bolide.inductor.ir.loops import Init, Kernel, Local, Node, Stmt, Update
+from bolide.inductor.ir.rewrites import on_threads
 from bolide.inductor.ir.scalar_ops import SCALAR_OPS
 from bolide.inductor.machine import Target, host_machine
 from bolide.inductor.runtime.kernels import sequence
@@ -348,7 +349,7 @@ def test_short_loops_are_written_out(cols: int) -> None:
         r, c = var("r", 9), var("c", n)
         body = loop("vector", "c", n, store("y", r * n + c, load("x", r * n + c)))
         params = (param("x", 9 * n), param("y", 9 * n, role="out"))
-        return Kernel("k", params, (loop("parallel", "r", 9, body),))
+        return Kernel("k", params, on_threads((loop("parallel", "r", 9, body),)))
 
     x, y = torch.randn(9 * cols), torch.zeros(9 * cols)
     run(kernel(cols), {"x": x, "y": y})
@@ -460,8 +461,8 @@ def test_threads_share_the_work() -> None:
     flat = loop("vector", "i", n, store("y", i, op("exp", load("x", i))))
     place = (r * 8 + q) * 131 + c
     row = loop("vector", "c", 131, store("y", place, op("exp", load("x", place))))
-    big = Kernel("k", params, (flat,))
-    rows = Kernel("k", params, (loop("parallel", "r", 1000, loop("parallel", "q", 8, row)),))
+    big = Kernel("k", params, on_threads((flat,)))
+    rows = Kernel("k", params, on_threads((loop("parallel", "r", 1000, loop("parallel", "q", 8, row)),)))
     before = torch.get_num_threads()
     x = torch.randn(n)
     try:
@@ -482,7 +483,7 @@ def test_the_team_of_threads_stays() -> None:
     n = 1 << 13
     i = var("i", n)
     body = loop("vector", "i", n, store("y", i, op("sin", op("exp", op("sin", op("exp", load("x", i)))))))
-    kernel = Kernel("k", (param("x", n), param("y", n, role="out")), (body,))
+    kernel = Kernel("k", (param("x", n), param("y", n, role="out")), on_threads((body,)))
     before = torch.get_num_threads()
     x, matrix = torch.randn(n), torch.randn(512, 512)
     try:

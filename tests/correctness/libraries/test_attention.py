@@ -14,7 +14,7 @@ import bolide
 from bolide.inductor.plan import Call
 from bolide.inductor.plan.steps import all_steps
 from bolide.support import events
-from bolide.tracing.policy import POLICIES
+from bolide.tracing.libraries import POLICIES
 
 INF = math.inf
 

@@ -19,7 +19,7 @@ from bolide.inductor import CompiledGraph
 from bolide.inductor.plan import Call
 from bolide.support import events
 from bolide.tracing import libraries
-from bolide.tracing.policy import POLICIES
+from bolide.tracing.libraries import POLICIES
 
 FROZEN = {"freezing": True}
 
