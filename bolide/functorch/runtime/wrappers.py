@@ -28,6 +28,7 @@ from bolide.support.locks import compiling
 from bolide.support.origins import refuse_mistake
 from bolide.tracing.modes import interruptible
 
+_Tensor = torch.Tensor
 _set_grad_enabled = torch._C._set_grad_enabled
 _is_inference = torch._C.TensorBase.is_inference
 _version = operator.attrgetter("_version")
@@ -307,7 +308,8 @@ def differentiable(
         def forward(ctx: Any, *inputs: Any) -> Any:
             inputs = inputs[:-1] if anchored else inputs
             ctx.inputs, ctx.versions = _remembered(inputs, crossing)
-            results = [value.detach() if _is_view(value) else value for value in run([*inputs])]
+            # autograd forbids writing to views that a custom function made; to us they are only memory
+            results = [v.detach() if isinstance(v, _Tensor) and v._is_view() else v for v in run([*inputs])]
             _save(ctx, [*inputs, *results], crossing)
             for place, alias in crossing.shared.items():
                 owner = inputs[int(alias.index)] if alias.kind == "input" else results[int(alias.index)]
@@ -322,6 +324,13 @@ def differentiable(
             capturing = torch.compiler.is_compiling()
             gradients = (derivative.inlined if capturing else derivative.backward)(ctx, tangents)
             return (*gradients, None) if anchored else gradients
+
+    def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+        gradients = derivative.backward(ctx, tangents)
+        return (*gradients, None) if anchored else gradients
+
+    # What the engine calls; capture goes through the class's `backward`, and is told apart there.
+    CompiledFunction._backward_cls.apply = backward  # type: ignore[attr-defined]
 
     # The engine's own `apply`: that of `Function` looks for wrappers of transforms, in which no graph runs.
     apply = super(torch.autograd.Function, CompiledFunction).apply
@@ -344,14 +353,9 @@ def _save(ctx: Any, pool: Sequence[Any], crossing: Crossing) -> None:
     ctx.save_for_backward(*saved)
     hooked = _hooks_of_saved_tensors(True) is not None
     ctx.layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in saved] if hooked else None
-    ctx.numbers = [pool[index] for index in crossing.numbers]
-    ctx.kept = [pool[place] for place in crossing.kept]
-    ctx.sizes = {name: pool[place] for name, place in crossing.symbols.items()}
-
-
-def _is_view(value: object) -> bool:
-    """Autograd forbids writing to views that a custom function made; to us it is only memory."""
-    return isinstance(value, torch.Tensor) and value._is_view()
+    ctx.numbers = [pool[index] for index in crossing.numbers] if crossing.numbers else ()
+    ctx.kept = [pool[place] for place in crossing.kept] if crossing.kept else ()
+    ctx.sizes = {name: pool[place] for name, place in crossing.symbols.items()} if crossing.symbols else None
 
 
 def dropping_absent(run: Runner, flags: Sequence[int]) -> Runner:
