@@ -19,7 +19,8 @@ import torch
 
 import bolide
 from bolide.support import artifacts
-from bolide.support.cache import Key, disk, pack
+from bolide.support.artifacts import Key, pack
+from bolide.support.cache import disk
 
 PROGRAM = """
 import torch, bolide

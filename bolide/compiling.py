@@ -37,7 +37,7 @@ from bolide.dynamo.torch_calls.state import nested_compile
 from bolide.functorch import GraphCompiler
 from bolide.functorch.runtime.wrappers import Backward
 from bolide.support import events
-from bolide.support.cache import switch
+from bolide.support.artifacts import switch
 from bolide.support.errors import BolideWarning, Unsupported, UserFrame, unknown_name
 
 T = TypeVar("T", bound=Callable[..., Any])

@@ -25,7 +25,7 @@ from bolide.inductor.schedule.nest import Schedule
 from bolide.inductor.schedule.pipeline import Scheduled, Tune, timed
 from bolide.inductor.schedule.stages import Refusal
 from bolide.support import events
-from bolide.support.cache import is_on
+from bolide.support.artifacts import is_on
 from bolide.support.locks import compiling
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing.called.branches import branch, repeat

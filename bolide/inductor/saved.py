@@ -22,7 +22,7 @@ from bolide.inductor.plan.records import SavedGraph
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.inductor.schedule import Scheduled
 from bolide.support import artifacts
-from bolide.support.cache import Key
+from bolide.support.artifacts import Key
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta
 

@@ -19,7 +19,7 @@ from bolide.inductor.plan.codec import digest
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.inductor.schedule.nest import Schedule
 from bolide.support import artifacts
-from bolide.support.cache import Key
+from bolide.support.artifacts import Key
 
 GAIN = 0.95
 """An alternative takes the place of the schedule that was chosen if it takes at most this share of its time."""

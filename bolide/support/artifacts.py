@@ -1,31 +1,114 @@
 """What this process has generated, decided or measured, or was given, or found in the cache on disk: another process
 that finds it need not do that again (docs/caches.md).
 
-Entries are kept in memory, where `save_cache_artifacts` finds them, and on disk. They hold machine code: load only what
-you trust.
+An *entry* is bytes that are found by a `Key`, which is made of named texts, so that a miss can be explained. Entries
+are kept in memory, where `save_cache_artifacts` finds them, and on disk. They hold machine code: load only what you
+trust.
+
+Their bytes are a mark, a checksum over the entry's place and all that follows, and a heading (JSON: the key's names)
+before the payload. So bytes that were damaged, cut off, or put elsewhere are no entry.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
+import struct
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
+from typing import NamedTuple
 
 from bolide.support import events
-from bolide.support.cache import KINDS, Key, difference, pack, unpack
 from bolide.support.caches import on_reset
 from bolide.support.errors import BolideError
 from bolide.support.locks import compiling
+
+KINDS = ("objects", "kernels", "plans", "choices", "libraries")
+"""Machine code of modules; where a kernel's is; plans of graphs; schedules that were fastest; times of libraries."""
+
+_MARK = b"bolide\0\1"
+_HEAD = len(_MARK) + 32
+_LENGTH = struct.Struct("<I")
 
 _LIMIT = 64 << 20  # bytes that are kept in memory; the oldest go first
 _FORMAT = b"bolide 3"
 _LOOKED_AT = 500  # entries that are compared to tell why there is none
 
 Place = tuple[str, str]  # kind and digest
+
+
+@dataclass(frozen=True)
+class Key:
+    """`names`: all that the payload depends on, in words or digests. `label`: what it belongs to, for people: no part
+    of the key."""
+
+    kind: str
+    names: Mapping[str, str]
+    label: str = ""
+
+    @cached_property
+    def digest(self) -> str:
+        """What the key is called: the same in every process."""
+        return hashlib.sha256(json.dumps([self.kind, sorted(self.names.items())]).encode()).hexdigest()
+
+
+class Entry(NamedTuple):
+    """What `unpack` reads."""
+
+    key: Key
+    payload: bytes
+
+
+def pack(key: Key, payload: bytes) -> bytes:
+    """The bytes of an entry."""
+    heading = json.dumps([key.label, sorted(key.names.items())]).encode()
+    content = _LENGTH.pack(len(heading)) + heading + payload
+    return _MARK + _checksum(key.kind, key.digest, content) + content
+
+
+def unpack(kind: str, digest: str, data: bytes) -> Entry | None:
+    """The entry at this place; None where these are not the bytes that were written there."""
+    content = data[_HEAD:]
+    if data[: len(_MARK)] != _MARK or data[len(_MARK) : _HEAD] != _checksum(kind, digest, content):
+        return None
+    (length,) = _LENGTH.unpack_from(content)
+    label, names = json.loads(content[_LENGTH.size : _LENGTH.size + length])
+    return Entry(Key(kind, dict(names), label), content[_LENGTH.size + length :])
+
+
+def _checksum(kind: str, digest: str, content: bytes) -> bytes:
+    return hashlib.sha256(f"{kind}/{digest}\0".encode() + content).digest()
+
+
+def difference(wanted: Key, found: Key) -> list[str]:
+    """In what two keys differ: the names, and both values where people can read them."""
+    told = []
+    for name in sorted({*wanted.names, *found.names}):
+        new, old = wanted.names.get(name, "none"), found.names.get(name, "none")
+        if new != old:
+            told.append(name if max(len(new), len(old)) > 40 else f"{name} {old} → {new}")
+    return told
+
+
+class _Switch:
+    """Whether there is a cache on disk (the option `force_disable_caches`)."""
+
+    on = True
+
+
+def switch(disabled: bool) -> None:
+    """What `force_disable_caches` does."""
+    _Switch.on = not disabled
+
+
+def is_on() -> bool:
+    """Whether results of this process, or others, may be taken."""
+    return _Switch.on
 
 
 @dataclass(frozen=True)
@@ -48,12 +131,11 @@ def find(key: Key) -> bytes | None:
     place = key.kind, key.digest
     data = _known.get(place)
     kept = data is not None
-    disk = _disk()
-    if data is None:
-        data = disk.read(*place)
+    if data is None and is_on():
+        data = _disk().read(*place)
     entry = None if data is None else unpack(*place, data)
     if data is not None and entry is None:
-        disk.remove(*place)
+        _disk().remove(*place)
     if events.subscribers:
         reason = "" if entry is not None else why(key) if data is None else "it was damaged"
         events.emit(events.CacheLookup(key.label, key.kind, entry is not None, reason))
@@ -68,12 +150,15 @@ def keep(key: Key, payload: bytes) -> None:
     """Keep what was made, in memory and on disk."""
     data = pack(key, payload)
     _add([((key.kind, key.digest), data)])
-    _disk().write(key.kind, key.digest, data)
+    if is_on():
+        _disk().write(key.kind, key.digest, data)
 
 
 def why(key: Key) -> str:
     """Why nothing is kept under a key: in what the most similar one differs."""
     found: list[tuple[bool, int, float, list[str]]] = []
+    if not is_on():
+        return "no cache is used"
     disk = _disk()
     places = [(last, kind, digest) for kind, digest, _, last in disk.files() if kind == key.kind]
     for last, kind, digest in sorted(places, reverse=True)[:_LOOKED_AT]:
@@ -139,7 +224,8 @@ def load_cache_artifacts(serialized_artifacts: bytes) -> CacheInfo:
         raise BolideError(f"these bytes are not what save_cache_artifacts of this version gives: {error}") from error
     _add(known.items())
     for (kind, digest), data in known.items():
-        _disk().write(kind, digest, data)
+        if is_on():
+            _disk().write(kind, digest, data)
     return _info(known)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bolide.support import artifacts
-from bolide.support.cache import Key
+from bolide.support.artifacts import Key
 from bolide.support.locks import compiling
 from bolide.support.symbols import SERIAL, symbol_address
 

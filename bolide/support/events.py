@@ -79,7 +79,7 @@ class Compiled(Event):
 
 @dataclass(frozen=True)
 class CacheLookup(Event):
-    """Something was looked for among what was kept: `kind` is one of ``support.cache.KINDS``; `reason`: why it
+    """Something was looked for among what was kept: `kind` is one of ``support.artifacts.KINDS``; `reason`: why it
     was not found.
     """
 

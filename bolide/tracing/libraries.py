@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, TypeVar
 import torch
 
 from bolide.support import artifacts
-from bolide.support.cache import Key
+from bolide.support.artifacts import Key
 
 Library = Literal["aten", "onednn", "packed"]
 """ATen's own choice (MKL, for float32); oneDNN with weights as they are; oneDNN with packed weights."""

@@ -16,7 +16,7 @@ from bolide.inductor.ir.verify import verify
 from bolide.inductor.machine import Machine, Target, host_machine
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.support import artifacts
-from bolide.support.cache import Key
+from bolide.support.artifacts import Key
 from bolide.support.caches import on_reset
 from bolide.support.engine import Library, load, load_known, target_names, with_stand_ins
 from bolide.support.locks import compiling

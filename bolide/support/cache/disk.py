@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bolide.support.cache import is_on
 from bolide.support.log import logger
 
 SHARDS = 64
@@ -48,9 +47,7 @@ def limit() -> int:
 
 
 def root() -> Path | None:
-    """The folder of this format's entries, made if it is not there; None where there is no cache."""
-    if not is_on():
-        return None
+    """The folder of this format's entries, made if it is not there; None where it cannot be."""
     try:
         return _root(folder())
     except (OSError, RuntimeError) as error:  # there may be no home

@@ -20,7 +20,8 @@ import bolide
 from bolide.dynamo.config import config
 from bolide.inductor.codegen import compiler
 from bolide.support import artifacts, engine, events
-from bolide.support.cache import Key, disk, pack
+from bolide.support.artifacts import Key, pack
+from bolide.support.cache import disk
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
