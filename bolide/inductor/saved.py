@@ -15,6 +15,7 @@ import torch.fx
 
 from bolide.inductor.codegen.compiler import Place, load_kernels, places_of
 from bolide.inductor.config import config
+from bolide.inductor.lowering import LOWERINGS
 from bolide.inductor.machine import Machine
 from bolide.inductor.plan import Call, Plan
 from bolide.inductor.plan.codec import CannotLeave, DamagedBytes, decode, encode
@@ -55,6 +56,7 @@ def key_of(gm: torch.fx.GraphModule, info: About, machine: Machine) -> Key | Non
         "machine": repr(machine),
         "threads": str(machine.threads),
         "bolide": _source_digest(),
+        "lowerings": _lowerings(),
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "default dtype": str(torch.get_default_dtype()),
         "mkldnn": str(torch.backends.mkldnn.enabled),
@@ -122,6 +124,12 @@ def _source_digest() -> str:
             total.update(f"{path.relative_to(package)}\n".encode())
             total.update(path.read_bytes())
     return total.hexdigest()
+
+
+def _lowerings() -> str:
+    """A digest of where the lowerings come from: a program may have put one of its own into the table."""
+    found = [f"{op} {made.__module__} {getattr(made, '__qualname__', '')}" for op, made in LOWERINGS.items()]
+    return artifacts.digest_of("\n".join(sorted(found)))
 
 
 # ---- graphs as text --------------------------------------------------------------------------------------------------

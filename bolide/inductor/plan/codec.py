@@ -35,6 +35,7 @@ HEADING = b"bolide\0" + hashlib.sha256(layout_text().encode()).digest()[:8]
 (NEW_EXPR, OLD_EXPR, NODE, RECORD) = range(15, 19)
 _CLASSES = list(RECORDS)
 _NUMBERS = {cls: number for number, cls in enumerate(_CLASSES)}
+_FIELDS = {cls: [(field, role_of(spec)) for field, spec in fields.items()] for cls, fields in RECORDS.items()}
 _CONSTANTS = {
     str(value): value
     for value in vars(torch).values()
@@ -131,7 +132,9 @@ class _Writer:
 
     def value(self, value: object, role: str = "") -> None:
         """A value; `role`: what the texts in it are."""
-        if value is None or isinstance(value, bool):
+        if type(value) in _FIELDS:
+            self._record(value)
+        elif value is None or isinstance(value, bool):
             self.tag(NONE if value is None else TRUE if value else FALSE)
         elif isinstance(value, Handle):
             raise CannotLeave("the number of a table of this process")
@@ -223,8 +226,6 @@ class _Writer:
             operator = operator_of(value)
             self.text(operator.name)
             self.text(operator.overload)
-        elif type(value) in RECORDS:
-            self._record(value)
         else:
             raise CannotLeave(f"{type(value).__name__} {value!r} is an object of this process")
 
@@ -234,8 +235,8 @@ class _Writer:
             raise CannotLeave(f"{value.operator} is given an object of this process{where}")
         self.tag(RECORD)
         self.number(_NUMBERS[type(value)])
-        for field, spec in RECORDS[type(value)].items():
-            self.value(getattr(value, field), role_of(spec))
+        for field, role in _FIELDS[type(value)]:
+            self.value(getattr(value, field), role)
 
 
 def _has_foreign(value: Value) -> bool:
@@ -262,7 +263,8 @@ class _Reader:
     def number(self) -> int:
         number = shift = 0
         while True:
-            (byte,) = self.take(1)
+            byte = self.data[self.at]
+            self.at += 1
             number |= (byte & 127) << shift
             shift += 7
             if byte < 128:
@@ -285,8 +287,8 @@ class _Reader:
         return list(found)
 
     def value(self) -> object:
-        (tag,) = self.take(1)
-        return _READ[tag](self)
+        self.at += 1
+        return _READ[self.data[self.at - 1]](self)
 
     def known(self, table: list[T]) -> T:
         """The thing of that number in a table."""

@@ -19,6 +19,7 @@ import torch
 import bolide
 from bolide.dynamo.config import config
 from bolide.inductor.codegen import compiler
+from bolide.inductor.lowering import LOWERINGS
 from bolide.support import artifacts, engine, events
 from bolide.support.artifacts import Key, pack
 from bolide.support.cache import disk
@@ -124,6 +125,18 @@ def damage(path: Path, how: int) -> None:
     elif how == 2:
         data += b"more"
     path.write_bytes(random.randbytes(len(data)) if how == 3 else data)
+
+
+def test_a_lowering_of_the_programs_own_is_for_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(9)
+    function = bolide.compile(lambda x: torch.sin(x) * 3)
+    with monkeypatch.context() as patch:
+        patch.setitem(
+            LOWERINGS, torch.ops.aten.sin.default, lambda ctx, x: LOWERINGS[torch.ops.aten.cos.default](ctx, x)
+        )
+        torch.testing.assert_close(function(x), torch.cos(x) * 3)
+    bolide.reset()
+    torch.testing.assert_close(function(x), torch.sin(x) * 3)
 
 
 @pytest.mark.parametrize("how", range(4), ids=["a bit", "cut off", "longer", "noise"])
