@@ -70,6 +70,12 @@ PROGRAMS: dict[str, tuple[Program, Callable[[], tuple]]] = {
     "an argument that is not read": (lambda x, y: x * 2, lambda: (torch.randn(3), torch.randn(2))),
     "an argument that is no tensor": (lambda x, k: x * k, lambda: (torch.randn(3), 4)),
     "a strided argument": (lambda x: x + 1, lambda: (torch.randn(5, 4).t(),)),
+    "linear algebra": (lambda x: torch.linalg.inv(x @ x.t() + torch.eye(4)), lambda: (torch.randn(4, 3),)),
+    "an operator that gives several": (lambda x: tuple(x.cummax(0)), lambda: (torch.randn(4, 3),)),
+    "a list of numbers": (lambda x: torch.nn.functional.fold(x, (4, 4), 2), lambda: (torch.randn(1, 8, 9),)),
+    "complex numbers inside": (lambda x: torch.fft.rfft(x).abs(), lambda: (torch.randn(3, 8),)),
+    "a text": (lambda x, i: x.index_reduce(0, i, x, "amax"), lambda: (torch.randn(4, 3), torch.randperm(4))),
+    "sizes of a result that are data": (lambda x: x.masked_select(x > 0) * 2, lambda: (torch.randn(20),)),
     "a dropped constant": (lambda x: x + torch.arange(3), lambda: (torch.randn(3),)),
 }
 
