@@ -100,7 +100,8 @@ def measure(name: str, scale: str, rounds: int) -> None:
             package, (clock, processor) = spent(lambda make=make: make(model, inputs, folder))  # type: ignore[misc]
             loaders[who] = torch._C._aoti.AOTIModelPackageLoader(package, "model", False, 1, -1)
             torch.testing.assert_close(loaders[who].run([*inputs]), expected, atol=1e-3, rtol=1e-3)
-            data = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+            kept = {tensor.data_ptr(): tensor for tensor in model.state_dict().values()}
+            data = sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
             size = os.path.getsize(package)
             print(
                 f"{name:10} {who:12} made in {clock:6.2f} s (processor {processor:6.2f} s), "
