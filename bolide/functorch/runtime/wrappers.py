@@ -325,12 +325,12 @@ def differentiable(
             gradients = (derivative.inlined if capturing else derivative.backward)(ctx, tangents)
             return (*gradients, None) if anchored else gradients
 
-    def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        gradients = derivative.backward(ctx, tangents)
-        return (*gradients, None) if anchored else gradients
-
-    # What the engine calls; capture goes through the class's `backward`, and is told apart there.
-    CompiledFunction._backward_cls.apply = backward  # type: ignore[attr-defined]
+    # What the engine calls. Capture goes through the class's `backward`, and is told apart there.
+    CompiledFunction._backward_cls.apply = (  # type: ignore[attr-defined]
+        (lambda ctx, *tangents: (*derivative.backward(ctx, tangents), None))
+        if anchored
+        else (lambda ctx, *tangents: derivative.backward(ctx, tangents))
+    )
 
     # The engine's own `apply`: that of `Function` looks for wrappers of transforms, in which no graph runs.
     apply = super(torch.autograd.Function, CompiledFunction).apply
