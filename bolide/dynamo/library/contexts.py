@@ -13,6 +13,7 @@ from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.machine.operations import is_plain
 from bolide.dynamo.program.captured import Effect, Recipe, Source
 from bolide.dynamo.program.kinds import MISSING
+from bolide.dynamo.state import state
 from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
@@ -113,9 +114,12 @@ def _filters_are_own(vm: Machine) -> bool:
 
 @intercept(warnings.warn)
 def _warn(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    """A warning waits until the graph has run, unless filters of the program's own say what becomes of it."""
+    """A warning waits until the graph has run, unless filters of the program's own say what becomes of it, or no entry
+    will show it: an exported graph is silent, who exports it is told."""
     warn = vm.within(warnings.warn)
     if not _filters_are_own(vm):
+        if state.exporting and all(isinstance(arg, type) or is_plain(arg) for arg in (*args, *kwargs.values())):
+            return warn(*args, **kwargs)
         vm.later.calls.append((warn, args, kwargs))
         return None
     message = args[0] if args else kwargs.get("message")

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import math
+import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -404,3 +405,15 @@ def test_a_function_that_is_disabled_is_refused_with_its_reason() -> None:
 
     with pytest.raises(bolide.Unsupported, match="it talks to a device"):
         exported(lambda x: outside(x) * 2, some())
+
+
+def test_warnings_are_for_who_exports() -> None:
+    def program(x: Tensor) -> Tensor:
+        warnings.warn(f"it has {x.dim()} dimensions", UserWarning, stacklevel=1)
+        return x.sin()
+
+    with pytest.warns(UserWarning, match="it has 1 dimensions") as seen:
+        graph = exported(program, torch.randn(3))
+    assert {warning.filename for warning in seen} == {__file__}
+    x = torch.randn(3)
+    agree(graph(x), x.sin())  # and does not warn
