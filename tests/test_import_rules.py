@@ -60,7 +60,7 @@ RARE = (
     "bolide.functorch.cuts.mincut",
 )
 RARE += ("bolide.debug.repro", "bolide.functorch.cuts.budget", "bolide.functorch.runtime.inlined")
-RARE += ("bolide.debug.record", "bolide.tracing.called.ordinary")
+RARE += ("bolide.debug.record", "bolide.tracing.called.ordinary", "bolide.tracing.called.scans")
 RARE += ("bolide.aot",)
 RARE += ("bolide.exporting.graphs", "bolide.exporting.shapes", "bolide.dynamo.torch_calls.attention")
 SECOND = ("bolide.inductor.runtime.native",)

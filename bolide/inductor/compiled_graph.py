@@ -28,8 +28,7 @@ from bolide.support import events
 from bolide.support.artifacts import is_on
 from bolide.support.locks import compiling
 from bolide.symbolic import Expr, as_expr
-from bolide.tracing.called.branches import branch, repeat
-from bolide.tracing.called.scans import Steps, scan
+from bolide.tracing.called.branches import Steps, branch, repeat, scan
 from bolide.tracing.graph import enter, lookup
 
 _numbers = itertools.count()

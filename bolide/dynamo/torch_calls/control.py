@@ -26,7 +26,7 @@ from bolide.dynamo.opcodes.undo import State
 from bolide.dynamo.polyfills import torch_functions
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
-from bolide.tracing.called import branches, levels, scans
+from bolide.tracing.called import branches, levels
 from bolide.tracing.called.branches import Part, Places, Repetition, common_layout
 from bolide.tracing.graph import enter
 from bolide.tracing.rng import DRAWS
@@ -240,6 +240,8 @@ def _is_loop(vm: Machine, leaves: Sequence[torch.Tensor], dim: int = 0) -> bool:
 def _looped(vm: Machine, function: object, init: object, xs: object, dim: int, reverse: bool) -> object:
     """A loop as an operation: what is carried on in the end, and the results stacked along the first dimension. None
     where it has to be unrolled: numbers among the results, random draws, derivatives of its own."""
+    from bolide.tracing.called import scans  # of the few programs that have some
+
     carried_first, leaves = leaves_of(vm, init), leaves_of(vm, xs)
     slices = [vm.evaluate(torch.movedim, [leaf, dim, 0]) if dim else leaf for leaf in leaves]
     vm.trace.where = vm.where()

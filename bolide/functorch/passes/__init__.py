@@ -16,8 +16,7 @@ from bolide.functorch.passes.channels_last import lay_out_convolutions
 from bolide.functorch.passes.heads import share_heads
 from bolide.functorch.passes.simplify import drop_unread_arguments, merge_equal, remove_dead, remove_noops
 from bolide.support import events
-from bolide.tracing.called.branches import Branches, Repetition, branch, repeat
-from bolide.tracing.called.scans import Steps, scan
+from bolide.tracing.called.branches import Branches, Repetition, Steps, branch, repeat, scan
 from bolide.tracing.graph import Graph, LazyGraphModule, enter, lookup
 
 Pass = Callable[[fx.Graph], fx.Graph]

@@ -29,8 +29,7 @@ from bolide.inductor.plan import (
 )
 from bolide.inductor.plan.schemas import overload_of
 from bolide.support.errors import BolideWarning, Refuted, WrongResult
-from bolide.tracing.called.branches import branch, repeat
-from bolide.tracing.called.scans import scan
+from bolide.tracing.called.branches import branch, repeat, scan
 from bolide.tracing.graph import lookup
 from bolide.tracing.numbers.sizes import SIZED
 from bolide.tracing.operations.writes import drawn, functional

@@ -184,6 +184,75 @@ def _metas(first: object, operands: list[TensorMeta], sizes: list[object], table
     return list(lookup(table).metas)
 
 
+# ---- scans, which `scans.py` records and derives ----------------------------------------------------------------------
+
+Numbers = Sequence[int | torch.SymInt]
+Tensors = Sequence[torch.Tensor]
+Step = Callable[[list[object]], Tensors]
+
+
+@dataclass(eq=False)
+class Steps:
+    """The graph of a step: of `carried` values, `over` slices, `operands`, and sizes, it gives as many carried values
+    and then results, like `metas` in fresh memory. `reverse`: the last slice comes first. `kept`: so many results, the
+    last ones, are the carried values that the step was given, for gradients. `run` is the graph, compiled.
+    """
+
+    graphs: tuple[fx.GraphModule, ...]
+    carried: int
+    over: int
+    operands: int
+    metas: tuple[TensorMeta, ...]
+    reverse: bool
+    kept: int = 0
+    run: Step | None = None
+    derived: dict[object, Steps] = field(default_factory=dict, repr=False)
+
+    def slots(self) -> list[TensorMeta]:
+        """What the tensors among its arguments are."""
+        count = self.carried + self.over + self.operands
+        return [slot.meta["val"] for slot in placeholders(self.graphs[0])[:count]]
+
+    def sizes(self) -> list[torch.SymInt]:
+        """Its other arguments."""
+        count = self.carried + self.over + self.operands
+        return [slot.meta["val"] for slot in placeholders(self.graphs[0])[count:]]
+
+
+def _scan(
+    init: list[torch.Tensor], xs: list[torch.Tensor], operands: list[torch.Tensor], sizes: list[int], table: int
+) -> list[torch.Tensor]:
+    steps: Steps = lookup(table)
+    graph = steps.graphs[0]
+    return looped(steps, init, xs, [*operands, *sizes], steps.run or (lambda values: graph(*values)))
+
+
+def looped(steps: Steps, init: Tensors, xs: Tensors, rest: Sequence[object], step: Step) -> list[torch.Tensor]:
+    """What a scan of real tensors gives."""
+    carried, slices = list(init), list(zip(*[x.unbind(0) for x in xs]))
+    rows: list[Sequence[torch.Tensor]] = []
+    for given in reversed(slices) if steps.reverse else slices:
+        results = step([*carried, *given, *rest])
+        carried = list(results[: steps.carried])
+        rows.append(results[steps.carried :])
+    if steps.reverse:
+        rows.reverse()
+    return [*carried, *map(torch.stack, map(list, zip(*rows)))]
+
+
+scan = operator("scan(Tensor[] init, Tensor[] xs, Tensor[] operands, SymInt[] sizes, int table) -> Tensor[]", _scan)
+
+
+@rule("bolide::scan")
+def _stacked_metas(
+    init: list[TensorMeta], xs: list[TensorMeta], operands: list[TensorMeta], sizes: list[object], table: int
+) -> list[TensorMeta]:
+    steps: Steps = lookup(table)
+    length = xs[0].shape[0]
+    stacked = [row_major(meta, (length, *meta.shape)) for meta in steps.metas[steps.carried :]]
+    return [*steps.metas[: steps.carried], *stacked]
+
+
 # ---- branches --------------------------------------------------------------------------------------------------------
 
 

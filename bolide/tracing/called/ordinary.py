@@ -12,8 +12,7 @@ from torch import fx
 from torch._ops import HigherOrderOperator
 from torch.fx.node import Argument
 
-from bolide.tracing.called.branches import branch, placeholders, repeat
-from bolide.tracing.called.scans import scan
+from bolide.tracing.called.branches import branch, placeholders, repeat, scan
 from bolide.tracing.described import describe
 from bolide.tracing.graph import lookup
 from bolide.tracing.traits import traits_of
