@@ -184,7 +184,7 @@ def _metas(first: object, operands: list[TensorMeta], sizes: list[object], table
     return list(lookup(table).metas)
 
 
-# ---- scans, which `scans.py` records and derives ----------------------------------------------------------------------
+# ---- scans, which `scans.py` records and derives -------------------------------------------------------------------
 
 Numbers = Sequence[int | torch.SymInt]
 Tensors = Sequence[torch.Tensor]
@@ -484,7 +484,7 @@ def engine_run(pairs: Sequence[tuple[Any, Any]], leaves: tuple[Any, ...]) -> Seq
     if not pairs:
         return [None] * len(leaves)
     with torch.no_grad():
-        gradients: Sequence[Any] = torch.autograd.Variable._execution_engine.run_backward(
+        gradients: Sequence[torch.Tensor | None] = torch.autograd.Variable._execution_engine.run_backward(
             tuple([output for output, _ in pairs]),
             tuple([tangent for _, tangent in pairs]),
             keep_graph=True,
