@@ -114,7 +114,7 @@ def export(
 
 def bound(
     f: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+) -> tuple[dict[str, object], tuple[str, ...]]:
     """The arguments of a call by name, those that ``*args`` gathers as ``args_0``, ``args_1``; and the names of the
     positional parameters of what is not a function, with that of the object itself, as `provenance.path` wants them."""
     try:
