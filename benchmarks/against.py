@@ -239,6 +239,7 @@ class Side:
     def __init__(self, checkout: str) -> None:
         self.environment = {**os.environ, "PYTHONPATH": str(Path(checkout).resolve()), "HF_HUB_OFFLINE": "1"}
         self.environment |= {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
+        self.environment["BOLIDE_FORCE_DISABLE_CACHES"] = "1"  # what is measured is made anew
         command = [sys.executable, "-P" if sys.version_info >= (3, 11) else "-B", __file__, "serve"]
         self.process = subprocess.Popen(
             command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
