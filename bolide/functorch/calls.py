@@ -469,7 +469,7 @@ class _Tracing:
         trace.derivation.is_own |= _has_functions(histories)
         compiler = functools.partial(_compiled_by, request, len(trace.sizes), calling.handles)
         switched = not torch.is_grad_enabled() and (
-            any(_base(output).grad_fn is not None for output in outputs)
+            any(base.grad_fn is not None and not trace.is_input(base) for base in map(_base, outputs))
             or any(map(has_new_history, trace.inputs, trace.leaves))
         )
         with torch.enable_grad() if switched else nullcontext():

@@ -31,6 +31,7 @@ from bolide.functorch.graphs import (
     is_view,
     maker,
     placeholders,
+    readers_through_views,
     results,
     root,
 )
@@ -41,6 +42,9 @@ from bolide.tracing.traits import NEVER
 
 _WORTH_A_CUT = 0.25
 """The part of all traffic for saved values that must be at stake before a flow is computed (see `possible_gain`)."""
+
+_INPUT = 0.75
+"""What reading a byte of an input costs, where reading one of a saved value costs 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ def partition(joint: Joint, strategy: Strategy = "min_cut", recomputable: Contai
 def cheapest(needs: Needs) -> list[fx.Node]:
     """The values whose saving costs the least time, but no more bytes than the default choice."""
     default = read_by_backward(needs)
-    traffic = sum(price_of_saving(node, needs) for node in default)
+    traffic = sum(price_of_saving(node, needs) for node in default if node.op != "placeholder")
     if possible_gain(needs, default) <= _WORTH_A_CUT * traffic:
         return default
     saved = cut(needs).saved
@@ -263,11 +267,12 @@ def cut(needs: Needs, saving: Callable[[fx.Node], float] | None = None) -> Cut:
 
 
 def price_of_saving(node: fx.Node, needs: Needs) -> float:
-    """Reading the value back, and writing it if the forward does not anyway. Inputs cost next to nothing, but a cut
-    through them should still be a small one.
+    """Reading the value back, and writing it if the forward does not anyway. Of an input, which takes no memory, what
+    its readers read of it, but two are still read rather than one value of theirs written and read.
     """
     if node.op == "placeholder":
-        return 1.0
+        read = max(map(node_bytes, readers_through_views(node)), default=0)
+        return 1.0 + _INPUT * min(read, node_bytes(node))
     by_extern = recompute(maker(node)) == NEVER
     written = node in needs.visible or by_extern or is_in_memory(node, needs.in_forward)
     early = 1.05 if node in needs.backward_only else 1.0  # where it makes no difference, the backward does its own work

@@ -165,7 +165,7 @@ def _place(trace: Trace, family: list[TracedTensor], results: list[Result]) -> d
         return _aliases(family, "constant", str(group.base.target), None)
     position = len(results)
     marked = any(tensor.is_conj() or tensor.is_neg() for tensor in family)
-    untracked_view = family[0].requires_grad and family[0].grad_fn is None and family[0]._is_view()
+    untracked_view = family[0].requires_grad and not family[0].has_history and family[0]._is_view()
     if len(family) == 1 and not (marked or untracked_view) and is_dense(family[0].shape, family[0].stride()):
         results.append(_fresh(family[0]))
         return {id(family[0]): Output("result", position)}
@@ -238,7 +238,7 @@ def _aliases(
     """
     placed: dict[int, Output] = {}
     for tensor in family:
-        chain, tracked = tensor.chain, True if tensor.grad_fn is not None else None
+        chain, tracked = tensor.chain, True if tensor.has_history else None
         creation = torch._C._autograd._get_creation_meta(tensor) if tensor._is_view() else None
         if kind == "input" and tensor is not owner and tracked and not chain and tensor.group.version:
             raise Unsupported("an output is an input's memory with another history", kind="detached_alias")
@@ -267,7 +267,7 @@ def _fresh(tensor: TracedTensor) -> Result:
             kind="new_leaf",
             operation="requires_grad_",
         )
-    return Result(tensor.node, tensor.meta, tensor if tensor.grad_fn is not None else None)
+    return Result(tensor.node, tensor.meta, tensor if tensor.has_history else None)
 
 
 def with_views(base: torch.Tensor, chain: Chain) -> torch.Tensor:

@@ -271,9 +271,16 @@ class TracedTensor(torch.Tensor):
     @property
     def node(self) -> torch.fx.Node:
         """The functional value of this tensor now, cut off where no derivative goes through it."""
-        if self.cut and self.grad_fn is None:  # autograd keeps results detached, and gives them their history back
+        if self.cut and not self.has_history:  # autograd keeps results detached, and gives them their history back
             return self._trace.cut(self.value)
         return self.value
+
+    @property
+    def has_history(self) -> bool:
+        """Whether there is a ``grad_fn``. Autograd refuses to say of a view made without gradients, of which the base
+        was written since: it has none."""
+        creation = torch._C._autograd._get_creation_meta(self) if self._is_view() else None
+        return creation != torch._C._autograd.CreationMeta.NO_GRAD_MODE and self.grad_fn is not None
 
     @property
     def value(self) -> torch.fx.Node:

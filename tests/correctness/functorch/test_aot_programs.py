@@ -8,6 +8,7 @@ import torch
 import bolide
 from bolide.functorch.aot_autograd import aot_function
 from bolide.functorch.compilers import debug_nop, nop
+from bolide.functorch.partitioners import min_cut_rematerialization_partition
 
 
 def leaf(*shape: int) -> torch.Tensor:
@@ -210,3 +211,39 @@ def test_views_of_detached_arguments_know_where_they_lie() -> None:
         view = call(base, base.detach()[1:])
         found.append((base, view, view.storage_offset()))
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("count, saved", [(2, 2), (3, 1), (4, 1)])
+def test_a_sum_is_saved_where_it_is_read_faster_than_the_inputs(count: int, saved: int) -> None:
+    """An input takes no memory, but is read once more: two are, in place of one value written and read."""
+
+    def fn(*inputs):
+        return sum(inputs).cos().cos()
+
+    backwards = []
+
+    def compiler(graph, examples):
+        backwards.append(graph)
+        return graph
+
+    call = aot_function(fn, nop, compiler, min_cut_rematerialization_partition)
+    leaves = [leaf(64, 8) for _ in range(count)]
+    torch.testing.assert_close(*(torch.autograd.grad(each(*leaves).sum(), leaves) for each in (call, fn)))
+    slots = backwards[0].graph.find_nodes(op="placeholder")
+    assert sum("tangents" not in slot.name for slot in slots) == saved
+
+
+def test_a_view_made_without_gradients_before_its_base_is_written() -> None:
+    def fn(x):
+        diagonal = x.diagonal()
+        x.copy_(x.cos())
+        return diagonal, diagonal.view(-1) * 2
+
+    found = []
+    for call in (aot_function(fn, nop, dynamic=True), fn):
+        for rows in (4, 5):
+            x = torch.ones(rows, 3, requires_grad=True) * 2
+            with torch.no_grad():
+                found.append([x, *call(x)])
+            assert [tensor.is_leaf for tensor in found[-1]] == [False, True, True]
+    torch.testing.assert_close(found[:2], found[2:])
