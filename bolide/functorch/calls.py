@@ -462,7 +462,7 @@ class _Tracing:
             if detached.grad_fn is not None
         }
         given = tuple([self._given(leaf, outputs, {*reshaped, *renewed}) for leaf in flat])
-        histories = [output.grad_fn for output in (*outputs, *trace.inputs)]
+        histories = [output.grad_fn for output in (*outputs, *trace.inputs) if output.has_history]
         made = {id(leaf) for leaf in inner_leaves(histories, trace.leaves)}
         if any(one.kind == "leaf" and id(leaf) in made for one, leaf in zip(given, flat)):
             raise Unsupported("a result is a leaf of the history of another one", kind="new_leaf")
@@ -547,7 +547,8 @@ class _Tracing:
         if own is not None and (own in changed or not self.trace.is_input(leaf)):
             return Given("argument", own)
         base = leaf._base if leaf._is_view() else None
-        is_new = own is None and leaf.requires_grad and leaf.grad_fn is None
+        traced = self.trace.own(leaf)
+        is_new = own is None and leaf.requires_grad and not traced.has_history
         if not is_new or (base is not None and base.requires_grad):
             return Given("result", self._output(leaf, outputs))
         return Given("leaf", self._output(self._detached(leaf), outputs))
