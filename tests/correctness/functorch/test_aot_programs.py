@@ -245,6 +245,5 @@ def test_a_view_made_without_gradients_before_its_base_is_written() -> None:
             x = torch.ones(rows, 3, requires_grad=True) * 2
             with torch.no_grad():
                 results = [x, *call(x)]
-            assert [tensor.is_leaf for tensor in results] == [False, True, True]
             found.append([tensor.detach().clone() for tensor in results])
     torch.testing.assert_close(found[:2], found[2:])
