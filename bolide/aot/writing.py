@@ -54,6 +54,11 @@ class LibraryWriter(Writer):
         """Nothing is differentiated."""
         return False
 
+    @property
+    def may_log(self) -> bool:
+        """There is no other way to call an operator."""
+        return True
+
     def data(self, content: bytes) -> Operand:
         """The address of bytes; a zero byte follows."""
         return ops.LITERAL, self._defined(bytes_text(content + bytes(1)))
@@ -85,7 +90,8 @@ class LibraryWriter(Writer):
         """Nothing is made in Python."""
         assert isinstance(step.function, Failure)
         remedy = "replace the operator, or compute it outside of the program"
-        raise Unsupported(f"a library without Python cannot do this: {step.function.step}", remedy=remedy)
+        reason = f"a library without Python cannot do this: {step.function.step}"
+        raise Unsupported(reason, remedy=remedy, kind="operator")
 
     def control(self, contents: Contents, inputs: int) -> list[int]:
         """The control block, see `layout`; the slots in front of the `inputs` are the constants'."""

@@ -240,7 +240,8 @@ def _aliases(
     for tensor in family:
         chain, tracked = tensor.chain, True if tensor.has_history else None
         creation = torch._C._autograd._get_creation_meta(tensor) if tensor._is_view() else None
-        if kind == "input" and tensor is not owner and tracked and not chain and tensor.group.version:
+        apart = kind == "input" and tensor is not owner and not _have_one_base(tensor, owner)
+        if apart and tracked and not chain and tensor.group.version:
             raise Unsupported("an output is an input's memory with another history", kind="detached_alias")
         if owner is not None and tracked is None:
             if tensor is not owner and creation is not None and tensor._base is owner and not owner.requires_grad:
@@ -257,6 +258,13 @@ def _aliases(
         is_piece = creation == ONE_OF_SEVERAL
         placed[id(tensor)] = Output(kind, index, _portable(chain), tracked if chain else None, is_piece and bool(chain))
     return placed
+
+
+def _have_one_base(view: TracedTensor, owner: TracedTensor | None) -> bool:
+    """Whether autograd knows `view` as one of the owner, or of what the owner is a view of."""
+    if owner is None or not view._is_view():
+        return False
+    return view._base is (owner._base if owner._is_view() else owner)
 
 
 def _fresh(tensor: TracedTensor) -> Result:

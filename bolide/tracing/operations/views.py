@@ -25,7 +25,7 @@ from bolide.tracing.numbers import data
 from bolide.tracing.operations.kinds import functional, record_view, view_of
 from bolide.tracing.operations.registry import handler
 from bolide.tracing.recording.recorder import Recorder
-from bolide.tracing.rules.common import is_contiguous, is_dense, require, wrap_dim
+from bolide.tracing.rules.common import is_contiguous, is_dense, require, surely, wrap_dim
 from bolide.tracing.rules.views import bound_from_front, index_from_front
 from bolide.tracing.tensor import PHYSICAL, TracedTensor, ViewStep, carry_marks
 
@@ -75,11 +75,11 @@ def _as_strided(
     _refuse_part_of_storage(trace, whole)
     if own.group.source is None and 0 not in size:  # what lies around an input is its own affair
         reached = sum((extent - 1) * along for extent, along in zip(size, stride)) + (offset or 0)
-        require(
-            reached < whole.numel,
-            f"setStorage: sizes {size}, strides {stride}, storage offset {offset or 0}, and itemsize "
-            f"{whole.dtype.itemsize} are out of bounds for storage of size {whole.numel * whole.dtype.itemsize}",
-        )
+        if not surely(reached < whole.numel):  # the message needs the values of sizes
+            raise RuntimeError(
+                f"setStorage: sizes {size}, strides {stride}, storage offset {offset or 0}, and itemsize "
+                f"{whole.dtype.itemsize} are out of bounds for storage of size {whole.numel * whole.dtype.itemsize}"
+            )
     step: ViewStep = (func, (trace.unwrap(size), trace.unwrap(stride), trace.unwrap(offset)), {})
     node = trace.call(func, own.group.base, *step[1])
     view = TracedTensor.make(trace, node.meta["val"], node, own.group, (step,))

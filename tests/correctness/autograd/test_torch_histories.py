@@ -470,3 +470,38 @@ def test_parts_with_gaps_that_are_detached_and_then_written(cut: Callable[..., A
             values = [value.detach() for value in (whole, *parts)]
             found.append((values, gradients, [part.stride() for part in parts], written))
         torch.testing.assert_close(found[0], found[1])
+
+
+def _seen_whole(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    whole = x[...]
+    whole[1:].add_(w[1:])
+    return whole, x * 2
+
+
+def _written_then_seen(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x.mul_(w)
+    return x[...], x.view_as(x)
+
+
+def _seen_then_written(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    whole = x[...]
+    x.mul_(w)
+    return whole, x[1:]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("program", [_seen_whole, _written_then_seen, _seen_then_written])
+def test_views_of_all_of_a_written_argument_have_its_history(program: Callable[..., Any], dynamic: bool | None) -> None:
+    compiled = bolide.compile(program, fullgraph=True, dynamic=dynamic)
+    for size in (5, 6, 8):
+        x, w, found = torch.randn(size).double(), torch.randn(size).double().requires_grad_(), []
+        for function in (compiled, program):
+            given = x.clone()
+            results = function(given, w)
+            marks = [(one._is_view(), one.requires_grad) for one in (given, *results)]
+            total = sum((place + 1) * (one * one).sum() for place, one in enumerate((given, *results)))
+            gradient = torch.autograd.grad(total, w)
+            with torch.no_grad():
+                results[0].mul_(3)  # also seen in the argument
+            found.append(([one.detach() for one in (given, *results)], gradient, marks))
+        torch.testing.assert_close(found[0], found[1])

@@ -164,3 +164,16 @@ def test_a_step_is_compiled_once() -> None:
     (event,) = graphs
     called = [str(node.target) for node in event.graph.graph.nodes if node.op == "call_function"]
     assert called.count("bolide.scan.default") == 1 and len(called) < 10
+
+
+@pytest.mark.parametrize(("most", "loops"), [(0, 1), (3, 1), (8, 0), (None, 0)])
+def test_as_many_steps_are_unrolled_as_the_option_says(most: int | None, loops: int) -> None:
+    graphs: list[Any] = []
+    x = torch.randn(6, 4)
+    with (
+        bolide.dynamo.config.patch(unrolled_steps=most),
+        events.subscribed(lambda event: graphs.append(event) if isinstance(event, events.Graph) else None),
+    ):
+        total, rows = bolide.compile(lambda x: scan(lambda c, x: (c + x, c * x), x[0] * 0, x), fullgraph=True)(x)
+    assert [str(node.target) for node in graphs[0].graph.graph.nodes].count("bolide.scan.default") == loops
+    torch.testing.assert_close((total, rows), over(lambda c, x: (c + x, c * x), x[0] * 0, x))

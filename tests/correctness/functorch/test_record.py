@@ -113,7 +113,9 @@ def test_random_numbers_modes_and_options_are_those_of_the_call(tmp_path: Path) 
         torch.set_rng_state(state)
         path = recorded(tmp_path, noisy, x, scale=3.0)
     found = record.read(path)
-    assert found["options"]["bolide.dynamo.config"] == {"capture_scalar_outputs": True}
+    options = found["options"]["bolide.dynamo.config"]
+    assert options.pop("force_disable_caches", True)  # which the tests set
+    assert options == {"capture_scalar_outputs": True}
     x.zero_()
     again: Any = record.replay(found)
     assert again.dtype is torch.bfloat16 and not again.requires_grad

@@ -223,7 +223,7 @@ class _Assembler:
     def by_name(self, step: Call, made: Sequence[tuple[int, ...]], otherwise: PythonStep) -> bool:
         """Calls an operator by its name, if that can be with these arguments."""
         op = overload_of(step.operator)
-        if not shims.is_called_by_name(op) or not self.is_plain(step) or not all(made):
+        if not shims.is_called_by_name(op, self.writer.may_log) or not self.is_plain(step) or not all(made):
             return False
         try:
             given = arguments.of_call(arguments.by_name, self.writer, step)

@@ -86,6 +86,11 @@ class Writer:
         """Whether views that are results must be known as views to autograd."""
         return True
 
+    @property
+    def may_log(self) -> bool:
+        """Whether errors of torch's may be logged, though somebody handles them."""
+        return False
+
     # ---- tensors and words -------------------------------------------------------------------------------------------
 
     def slot(self, name: str, handle: int = 0) -> int:

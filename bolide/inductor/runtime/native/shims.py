@@ -203,10 +203,10 @@ CPU_WORD = 0xFFFFFFFF
 
 
 @functools.cache
-def is_called_by_name(operator: torch._ops.OpOverload) -> bool:
-    """Whether an operator can be called through torch's dispatcher: it is torch's and writes to no argument. One that
-    refuses some data is called so only where torch keeps errors to itself (else it logs them)."""
-    silent = symbol_address("torch_exception_get_what") is not None
+def is_called_by_name(operator: torch._ops.OpOverload, may_log: bool) -> bool:
+    """Whether an operator can be called through torch's dispatcher: it is torch's and writes to no argument. Older
+    versions of torch log the error of one that refuses its data: `may_log` says whether this may be."""
+    silent = may_log or symbol_address("torch_exception_get_what") is not None
     return is_torchs(operator) and not operator._schema.is_mutable and (silent or not checks_data(operator))
 
 
