@@ -76,13 +76,20 @@ def _as_strided(
 
 @_inverse("unfold")
 def _unfold(trace: Recording, operand: Node, value: Node, dim: int, size: int, step: int) -> Node:
-    """Windows do not overlap: `write` refuses those that do."""
-    stride, sizes = operand.meta["val"].stride, value.meta["val"].shape
-    if not stride:
+    """Windows do not overlap: `write` refuses those that do. By place, not by stride: the operand may be a view too."""
+    meta, windows = operand.meta["val"], value.meta["val"]
+    if not meta.shape:
         return _reshape(trace, operand, value)
-    steps = [*stride, stride[dim]]
-    steps[dim % len(stride)] *= step
-    return _as_strided(trace, operand, value, *([trace.unwrap(n) for n in each] for each in (sizes, steps)), 0)
+    dim %= len(meta.shape)
+    order = [*range(dim + 1), len(meta.shape), *range(dim + 1, len(meta.shape))]
+    together = trace.call(aten.permute.default, value, order)
+    covered = [trace.unwrap(n) for n in (*meta.shape[:dim], windows.shape[dim] * size, *meta.shape[dim + 1 :])]
+    flat = trace.call(aten.reshape.default, together, covered)
+    starts = trace.call(aten.arange.default, trace.unwrap(windows.shape[dim]), device=meta.device)
+    starts = trace.call(aten.unsqueeze.default, trace.call(aten.mul.Tensor, starts, step), 1)
+    places = trace.call(aten.add.Tensor, starts, trace.call(aten.arange.default, size, device=meta.device))
+    places = trace.call(aten.reshape.default, places, [covered[dim]])
+    return trace.call(aten.index_copy.default, operand, dim, places, flat)  # type: ignore[no-any-return]
 
 
 def _number(arg: Node | int) -> Any:

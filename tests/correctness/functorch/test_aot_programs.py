@@ -186,6 +186,29 @@ def test_windows_that_do_not_overlap_may_be_written(compiler: str, dim: int, siz
         torch.testing.assert_close(*grads)
 
 
+@pytest.mark.parametrize("dim, size, step", [(-1, 2, 2), (0, 1, 2), (1, 2, 3)])
+@pytest.mark.parametrize("compiler", ["aot", "bolide"])
+def test_windows_of_views_may_be_written(compiler: str, dim: int, size: int, step: int) -> None:
+    """Of views that begin later, have gaps or are transposed, and of arguments that are such views."""
+
+    def fn(x, later, w):
+        later.unfold(dim, size, step).mul_(3)
+        y = x * w
+        for view in (y[1:], y[:, ::2], y[1:].t(), y[1]):
+            view.unfold(dim % view.dim(), size, step).add_(2)
+        return y
+
+    call = aot_function(fn, nop, dynamic=True) if compiler == "aot" else bolide.compile(fn, dynamic=True)
+    for rows in (5, 6):
+        x, w = torch.randn(rows, 7, dtype=torch.float64), leaf(rows, 7)
+        found = []
+        for each in (call, fn):
+            base = x.clone()
+            result = each(base, base[1:], w)
+            found.append([base, result.detach(), *torch.autograd.grad(result.square().sum(), w)])
+        torch.testing.assert_close(*found)
+
+
 def test_views_end_where_memory_ends() -> None:
     def fn(x):
         try:
