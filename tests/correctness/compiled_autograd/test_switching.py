@@ -234,7 +234,11 @@ def test_what_other_threads_do_while_passes_are_captured(disturb: Callable[[int]
     switching = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        with compiled_autograd.enable(lambda gm: gm):
+        with (
+            # a search for leaks would hold tuples that other threads are making, which CPython then refuses to finish
+            bolide.dynamo.config.patch(detect_leaks=False),
+            compiled_autograd.enable(lambda gm: gm),
+        ):
             workers = [threading.Thread(target=noted, args=(work, first), daemon=True) for first in (0, 1)]
             disturbing = [threading.Thread(target=noted, args=(others,), daemon=True) for _ in range(2)]
             for thread in (*workers, *disturbing):
