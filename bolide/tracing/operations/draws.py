@@ -23,9 +23,10 @@ from bolide.tracing.numbers import data
 from bolide.tracing.operations.factories import dtype_and_device, refuse_negative
 from bolide.tracing.operations.registry import handler
 from bolide.tracing.operations.writes import refuse_overlaps
+from bolide.tracing.recording.inverses import invert, memory_order
 from bolide.tracing.recording.recorder import Recorder
 from bolide.tracing.rules import kernels
-from bolide.tracing.rules.common import fresh, like_strides
+from bolide.tracing.rules.common import fresh, is_dense, like_strides
 from bolide.tracing.tensor import TracedTensor
 
 aten = torch.ops.aten
@@ -73,6 +74,8 @@ def _uniform(trace: Recorder, wanted: TensorMeta, low: float = 0, high: float = 
 def _normal(trace: Recorder, wanted: TensorMeta, mean: float = 0, std: float = 1) -> Node:
     _require("normal_", wanted.dtype, mean, std)
     if trace.draws_as_eager:
+        if _one_by_one(wanted):
+            return _normal_one_by_one(trace, wanted, mean, std)
         return _eagers(trace, aten.normal_functional.default, wanted, mean, std)
     if wanted.dtype.is_complex:  # the two parts have the variance together, and each the mean
         return _both_parts(trace, wanted, lambda part: _normal(trace, part, mean, std * math.sqrt(0.5)))
@@ -82,6 +85,28 @@ def _normal(trace: Recorder, wanted: TensorMeta, mean: float = 0, std: float = 1
     if mean != 0:
         node = trace.call(aten.add.Tensor, node, mean)
     return _converted(trace, node, wanted)
+
+
+def _one_by_one(wanted: TensorMeta) -> bool:
+    """Whether a CPU draws normal numbers one by one for this layout: with gaps, and so many that it would draw blocks
+    of 16 for a contiguous one, with other results."""
+    gaps = not is_dense(wanted.shape, wanted.stride) and wanted.device.type == "cpu"
+    return gaps and bool(wanted.numel >= 16)
+
+
+def _normal_one_by_one(trace: Recorder, wanted: TensorMeta, mean: float, std: float) -> Node:
+    """The functional form draws one by one into what is not contiguous: two columns, and a last number if it is odd."""
+    count, order = wanted.numel, memory_order(wanted.shape, wanted.stride)
+    memory = trace.filled(fresh((2, count // 2), wanted.dtype, wanted.device), 0)
+    columns = trace.call(aten.permute.default, memory, [1, 0])
+    drawn = trace.call(aten.normal_functional.default, columns, mean, std)
+    flat = trace.call(aten.permute.default, drawn, [1, 0])
+    flat = trace.call(aten.reshape.default, flat, [trace.unwrap(count // 2 * 2)])
+    if count % 2:
+        last = _eagers(trace, aten.normal_functional.default, fresh((1,), wanted.dtype, wanted.device), mean, std)
+        flat = trace.call(aten.cat.default, [flat, last])
+    rows = trace.call(aten.reshape.default, flat, [trace.unwrap(wanted.shape[dim]) for dim in order])
+    return trace.call(aten.permute.default, rows, invert(order))  # type: ignore[no-any-return]
 
 
 def _integers(trace: Recorder, wanted: TensorMeta, low: int, high: int) -> Node:
@@ -183,7 +208,8 @@ def _filled(trace: Recorder, func: OpOverload, tensor: Tensor, *given: float, **
 
 @handler("normal_functional")
 def _normal_functional(trace: Recorder, func: OpOverload, tensor: Tensor, *given: float, **_: object) -> Any:
-    return trace.wrap(_normal(trace, trace.unwrap(tensor).meta["val"], *_two(given)))
+    meta: TensorMeta = trace.unwrap(tensor).meta["val"]
+    return trace.wrap(_normal(trace, meta._replace(stride=like_strides(meta)), *_two(given)))  # into a dense copy
 
 
 def _two(given: tuple[float, ...]) -> tuple[float, ...]:

@@ -209,6 +209,28 @@ def test_windows_of_views_may_be_written(compiler: str, dim: int, size: int, ste
         torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_normal_numbers_for_views_with_gaps_are_eagers(dynamic: bool, dtype: torch.dtype) -> None:
+    """A CPU draws them one by one, blocks of them for contiguous tensors."""
+
+    def fn(x, cube):
+        few = x[:2, :3].normal_()
+        columns = x[:, 1:].normal_(0.5, 2)
+        cube[:, 1:, ::2].permute(2, 0, 1).normal_()
+        copy = torch.ops.aten.normal_functional(x[:, 1:])
+        return few, columns, copy, x[:, 0].normal_(), x[1:].normal_()
+
+    call = aot_function(fn, nop, dynamic=dynamic)
+    for rows in (17, 18):
+        found = []
+        for each in (call, fn):
+            torch.manual_seed(rows)
+            x, cube = torch.zeros(rows, 8, dtype=dtype), torch.zeros(3, rows, 6, dtype=dtype)
+            found.append([x, cube, *each(x, cube), torch.get_rng_state()])
+        torch.testing.assert_close(*found)
+
+
 def test_views_end_where_memory_ends() -> None:
     def fn(x):
         try:
