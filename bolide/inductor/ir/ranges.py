@@ -63,6 +63,8 @@ def _trials(
     variables: dict[str, Expr] = {}
     for expr in (index, numel, *(axis.extent for axis in axes)):
         variables |= expr.variables()
+    for bound in [bound for variable in variables.values() if (bound := _bound_of(variable)) is not None]:
+        variables |= bound.variables()
     variables = {name: value for name, value in variables.items() if not name.startswith("$")}
     for axis in axes:
         variables.pop(axis.name, None)
@@ -142,7 +144,7 @@ def _apart_for(values: Mapping[str, int], one: Touched, other: Touched, shared: 
     try:
         fixed = [
             Touched(
-                touched.index.subs(values),
+                _with_bounds_fixed(touched.index, values),
                 tuple([replace(axis, extent=axis.extent.subs(values)) for axis in touched.axes]),
             )
             for touched in (one, other)
@@ -153,6 +155,22 @@ def _apart_for(values: Mapping[str, int], one: Touched, other: Touched, shared: 
     if any(axis.extent.value < 1 + (axis.name in shared) for axis in axes):
         return None
     return _Apart(fixed[0], fixed[1], shared).is_proven()
+
+
+def _with_bounds_fixed(index: Expr, values: Mapping[str, int]) -> Expr:
+    """The index for these sizes, which also replaces sizes in the bounds of its variables: those of operands."""
+    bounded = {
+        name: Expr.var(name, variable.bounds()[0], bound.subs(values))
+        for name, variable in index.variables().items()
+        if (bound := _bound_of(variable)) is not None
+    }
+    return index.subs({**values, **bounded})
+
+
+def _bound_of(variable: Expr) -> Expr | None:
+    """The upper bound of a variable where that is an expression."""
+    (((atom,), _),) = variable.terms
+    return atom.hi_expr
 
 
 Variable = str | Atom | Expr

@@ -150,8 +150,6 @@ def _side_by_side(state: _State, nest: Sequence[Loop]) -> None:
     for buffer, ways in touched.items():
         for (one, how), (other, also) in combinations_with_replacement(ways.items(), 2):
             harmless = how == also and how in ("load", "atomic_add")
-            # where data say the place, only lowering knows what keeps iterations apart
-            harmless |= any(name.startswith("$") for place in (one, other) for name in place.index.free_vars)
             if not harmless and not are_apart(one, other, shared, state.sizes):
                 places = " and ".join(dict.fromkeys(f"{buffer}[{place.index}]" for place in (one, other)))
                 raise state.fail(f"iterations of {', '.join(shared)} run side by side, and may meet in {places}")

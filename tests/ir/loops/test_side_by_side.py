@@ -97,6 +97,19 @@ def test_sizes_of_the_call_are_enough() -> None:
         verify(strided, {"n": 5, "s": 6, "w": 7})
 
 
+def test_places_that_data_say_are_bounded_by_sizes() -> None:
+    """A diagonal of each matrix: the place is below `n`, which is at most `w` in this call."""
+    whole, below = Expr.var("m", 1), Expr.var("$0", 0, n - 1)
+    place = op("min", op("max", load("k", var("j", 3), i64), const(0, i64)), const(4, i64))
+    body = store("y", below * (w + 1) + var("i", whole) * n * w, ONE, place)
+    of_each = kernel(
+        loop("parallel", "i", whole, loop("serial", "j", 3, body)), size=whole * n * w, sizes=("m", "n", "w")
+    )
+    verify(of_each, {"m": 5, "n": 5, "w": 6})
+    with pytest.raises(InvalidKernel, match="may meet"):
+        verify(of_each, {"m": 5, "n": 7, "w": 3})
+
+
 def test_where_axes_may_be_bound() -> None:
     def bound(kind: str, *body: Stmt, extent: Expr | int = 8, name: str = "i") -> Loop:
         return Loop(Axis(name, Expr.const(0) + extent, kind, "threads"), body)  # type: ignore[arg-type]
