@@ -37,6 +37,7 @@ from bolide.dynamo.machine.stand_ins import (
 )
 from bolide.dynamo.program.kinds import LOCK_TYPES, MISSING, contents_of
 from bolide.dynamo.state import CALLBACK
+from bolide.dynamo.world.arrays import TracedScalar
 from bolide.dynamo.world.frames import Frame, Generator
 from bolide.dynamo.world.iterators import Stream
 from bolide.dynamo.world.outside import Outside
@@ -88,6 +89,7 @@ _COMPUTING = (
 )
 _COMPUTING_IDS = frozenset(map(id, _COMPUTING))  # functions need not be hashable
 _NUMBERS = (int, float, complex, bool)
+_UNCHANGEABLE = (str, bytes, tuple, frozenset)
 _PLAIN_CLASSES = (int, float, str, bytes)
 _MAKERS = ("__new__", "__init__", "__init_subclass__")
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -179,9 +181,17 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
         raise
     refuse_wrapper(vm, function, result)
     if prepared is not None and result is prepared[0] and type(args[0]) is Outside:
-        result = args[0]  # operators in place answer what they have changed
+        result = _own_answer(args[0], result)
     frame.stack.append(result)
     return None
+
+
+def _own_answer(given: Outside, stands_for: Any) -> object:
+    """What native code means that answers what stands for an object from outside: the object, which operators in place
+    have changed; of an instance of a subclass of what cannot change, a plain copy."""
+    if not isinstance(stands_for, _UNCHANGEABLE) or given.cls is type(stands_for):
+        return given
+    return frozenset([*stands_for]) if isinstance(stands_for, frozenset) else stands_for
 
 
 def refuse_wrapper(vm: Machine, function: object, result: object) -> None:
@@ -306,6 +316,9 @@ def _prepare(vm: Machine, function: Any, arg: Any, is_owner: bool = False) -> An
         return arg if keeps else concrete(vm, arg)
     if cls is Outside:
         return _outside(vm, function, arg, is_owner)
+    if issubclass(cls, TracedScalar) and _holder(function) in _NUMBERS:  # they ask for the class
+        vm.trace.where = vm.where()
+        return arg.concrete()
     if cls is Stream and is_owner:
         raise _given(vm, function, "an iterator from outside")
     if is_number(arg):
