@@ -1,6 +1,6 @@
 """Definitions that become two, and those that need not: a Scatter becomes an update of its base, or of a copy of that
-where it is still needed; a long reduction to few results becomes partial results and their reduction, so that all
-threads have work.
+where it is still needed; a long reduction to few results becomes partial results and their reduction, and additions of
+many values to few elements partial sums and theirs, so that all threads have work.
 
 A base can be updated where
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 
@@ -64,21 +65,19 @@ def split_reductions(program: Program, machine: Machine) -> Program:
     do not depend on it. Where no such number divides the extent (a prime one, or one that is known when the program
     runs), a rest is reduced by itself and joined with the others. Symbolic sizes count as what they were while the
     program was traced."""
-    done: list[Definition] = []
-    for definition in program.definitions:
-        at = None
-        if isinstance(definition, Computed) and definition.reduce_op in (*JOINED_BY, "argmin", "argmax"):
-            at = _parts(definition, machine, program.size_vars)
-        if at is None:
-            done.append(definition)
-        else:
-            assert isinstance(definition, Computed)
-            done += _split(definition, *at)
-    return replace(program, definitions=done)
+
+    def in_parts(definition: Definition) -> list[Definition]:
+        if isinstance(definition, Computed) and (at := _parts(definition, machine, program.size_vars)):
+            return _split(definition, *at)
+        return [definition]
+
+    return replace(program, definitions=[*chain.from_iterable(map(in_parts, program.definitions))])
 
 
 def _parts(definition: Computed, machine: Machine, sizes: Mapping[str, int]) -> tuple[str, int] | None:
     """The reduced axis to split, and the number of its parts."""
+    if definition.reduce_op not in (*JOINED_BY, "argmin", "argmax"):
+        return None
     results = volume(definition.shape).subs(sizes)
     length = volume(extent for _, extent in definition.reduce_axes).subs(sizes)
     if not (results.is_const and length.is_const and results.value and length.value >= machine.split_length):
@@ -204,15 +203,13 @@ _ADDED = (torch.float32, torch.float64, torch.int64, torch.int32)
 def split_scatters(program: Program, machine: Machine) -> Program:
     """The program with additions of many values to few elements in parts: each part adds its share to zeros of its own,
     in order, and these are added up. There are as many as the machine has threads, whoever runs them."""
-    done: list[Definition] = []
-    for definition in program.definitions:
-        at = _scattered_parts(definition, machine, program.size_vars) if isinstance(definition, Scatter) else None
-        if at is None:
-            done.append(definition)
-        else:
-            assert isinstance(definition, Scatter)
-            done += _split_scatter(definition, *at)
-    return replace(program, definitions=done)
+
+    def in_parts(definition: Definition) -> list[Definition]:
+        if isinstance(definition, Scatter) and (at := _scattered_parts(definition, machine, program.size_vars)):
+            return _split_scatter(definition, *at)
+        return [definition]
+
+    return replace(program, definitions=[*chain.from_iterable(map(in_parts, program.definitions))])
 
 
 def _scattered_parts(scatter: Scatter, machine: Machine, sizes: Mapping[str, int]) -> tuple[str, int] | None:

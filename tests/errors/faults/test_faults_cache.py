@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import signal
 import stat
 import subprocess
 import sys
@@ -17,11 +16,12 @@ import pytest
 import torch
 
 import bolide
+from benchmarks.caches import kills
 from bolide.dynamo.config import config
 from bolide.inductor.codegen import compiler
 from bolide.inductor.lowering import LOWERINGS
 from bolide.support import artifacts, engine, events
-from bolide.support.artifacts import Key, pack
+from bolide.support.artifacts import Key
 from bolide.support.cache import disk
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -215,19 +215,7 @@ def test_what_was_not_used_for_longest_goes_first(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="fork")
 def test_killed_writers_leave_nothing_that_is_read(cache: Path) -> None:
-    keys = [Key("choices", {"place": str(place)}) for place in range(4)]
-    contents = {key.digest: random.randbytes(200_000) for key in keys}
-    for _ in range(20):
-        child = os.fork()
-        if not child:
-            while True:
-                for key in keys:
-                    disk.write(key.kind, key.digest, pack(key, contents[key.digest]))
-        time.sleep(random.uniform(0, 0.02))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        artifacts.reset()
-        assert all(artifacts.find(key) in (None, contents[key.digest]) for key in keys)
+    kills(20)
     for left in cache.rglob(".*"):
         os.utime(left, (0, 0))
         disk.sweep(left.parent, disk.limit())
