@@ -24,6 +24,7 @@ from bolide.dynamo.machine.interpreter import Call, Machine, part_of
 from bolide.dynamo.machine.stand_ins import class_of
 from bolide.dynamo.opcodes.undo import State
 from bolide.dynamo.polyfills import torch_functions
+from bolide.dynamo.world.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.called import branches, levels
@@ -224,6 +225,12 @@ def check_slices(vm: Machine, leaves: Sequence[Any], dim: int = 0) -> None:
     length = leaves[0].shape[dim]
     if length == 0 or not all(leaf.shape[dim] == length for leaf in leaves):
         raise refused(vm, "an operator of control flow goes over nothing, or over different lengths")
+
+
+@answers(branches.again, recorded=True)
+def _again(vm: Machine, graph: Outside, given: Sequence[object]) -> list[object]:
+    """A graph of ours, that of a compiled function's backward, is recorded as a part of this one."""
+    return list(branches.run_again(vm.trace, graph.real, given))
 
 
 # ---- operators of known length ---------------------------------------------------------------------------------------

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import torch
 import torch.fx as fx
-from torch._ops import OpOverload
 
 from bolide.functorch.cost import hint
 from bolide.functorch.graphs import aten, copied, is_impure, placeholders
 from bolide.tracing.graph import graph_module
+from bolide.tracing.rng import draws
 
 
 def traceable(graph: fx.Graph, tangents: int, constants: dict[str, torch.Tensor], name: str) -> fx.GraphModule | None:
     """A copy of a backward graph whose last `tangents` arguments may have any layout. None where a part of it cannot be
-    called by itself: random numbers, writes, branches, code of the program's."""
-    if any(_is_bound(node) for node in graph.nodes):
+    done again: writes, sizes that are data, code of the program's."""
+    if any(is_impure(node) and node.op == "call_function" and not draws(node) for node in graph.nodes):
         return None
     copy, _ = copied(graph)
     slots = placeholders(copy)
     for slot in slots[len(slots) - tangents :]:
         _lay_out(copy, slot, slots[-1])
-    module = graph_module(copy, constants, name)
-    module.real_recompile()  # capture goes through its code
-    return module
-
-
-def _is_bound(node: fx.Node) -> bool:
-    if node.op != "call_function":
-        return False
-    foreign = isinstance(node.target, OpOverload) and node.target.namespace not in ("aten", "prims")
-    return foreign or is_impure(node)
+    return graph_module(copy, constants, name)
 
 
 def _lay_out(graph: fx.Graph, slot: fx.Node, last: fx.Node) -> None:

@@ -26,6 +26,7 @@ from bolide.functorch.signature import ONE_OF_SEVERAL, InputWrite, Output, is_sy
 from bolide.support.errors import Refuted, WrongResult
 from bolide.support.locks import compiling
 from bolide.support.origins import refuse_mistake
+from bolide.tracing.called.branches import again
 from bolide.tracing.modes import interruptible
 
 _Tensor = torch.Tensor
@@ -218,11 +219,11 @@ class Backward:
             return self.backward(ctx, tangents)
         present = [tangent for tangent, stride in zip(tangents, self.crossing.tangents) if stride is not None]
         values = [*ctx.saved_tensors, *ctx.numbers, *[tangent for tangent in present if tangent is not None]]
-        return tuple(module(*values))
+        return tuple(again(module, values))
 
     def module(self, given: tuple[bool, ...]) -> fx.GraphModule | None:
-        """The backward as a graph for the case that these results have tangents: of operations that capture can go
-        through, or None."""
+        """The backward as a graph for the case that these results have tangents: of operations that can be done again,
+        or None."""
         return self.module_for(tuple([at for at, _ in self.expected if not given[at]]))
 
     def _gradients(self, ctx: Any, tangents: Tangents, saved: Sequence[Any] | None = None) -> tuple[Any, ...]:

@@ -439,7 +439,13 @@ def run_again(trace: Trace | None, graph: fx.GraphModule, given: Sequence[Any]) 
 
     values = evaluated(graph, given, call, (lambda constant: constant) if trace is None else trace.lift)
     results: Any = graph.graph.output_node().args[0]
-    return map(values.__getitem__, results)
+    return (values[result] if isinstance(result, fx.Node) else result for result in results)
+
+
+def again(graph: fx.GraphModule, given: Sequence[Any]) -> list[Any]:
+    """The results of a graph. What records its caller records the graph's operations."""
+    trace = next((value._trace for value in given if type(value) is TracedTensor), None)
+    return list(run_again(trace, graph, given))  # type: ignore[arg-type]
 
 
 def _derivative(
