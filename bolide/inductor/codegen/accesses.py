@@ -6,6 +6,8 @@ and a mask make float32s: no bits move between lanes, as they do where 16 bits b
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -135,11 +137,17 @@ def _load_one(scope: Scope, address: Value, mask: Value | None, kind: str) -> Va
     b, align = scope.b, BITS[kind] // 8
     if mask is None:
         return b.emit(f"load {kind}, {address}, align {align}", kind)
-    some = mask if mask.lanes == 1 else b.call(f"llvm.vector.reduce.or.{mangle('i1', mask.lanes)}", (mask,), "i1")
-    value = b.emit(f"load {kind}, {b.select(some, address, _spare(b, 'zeros'))}, align {align}", kind)
+    value = b.emit(f"load {kind}, {b.select(_some(mask), address, _spare(b, 'zeros'))}, align {align}", kind)
     if mask.lanes == 1:
         return value
     return b.select(mask, scope.wide(value), Value(b, "zeroinitializer", kind, mask.lanes))
+
+
+def _some(mask: Value) -> Value:
+    """Whether a mask is on in some lane."""
+    if mask.lanes == 1:
+        return mask
+    return mask.b.call(f"llvm.vector.reduce.or.{mangle('i1', mask.lanes)}", (mask,), "i1")
 
 
 def store(scope: Scope, statement: Store, value: Value, values: tuple[Value, ...]) -> None:
@@ -150,6 +158,9 @@ def store(scope: Scope, statement: Store, value: Value, values: tuple[Value, ...
     where = place(scope, access.buffer, resolve(scope, access, statement.operands, values))
     dtype = scope.types[access.buffer]
     kind = MEMORY[dtype]
+    if statement.mode == "any":
+        _mark(scope, where, [value] if mask is None else [value, mask])
+        return
     if dtype == torch.bool:
         value = b.convert("zext", value, "i8")
     active = mask if where.shape == "one" and statement.mode == "set" else _active(scope, mask)
@@ -234,6 +245,23 @@ def _write(scope: Scope, where: Place, value: Value, active: Value | None, kind:
         address, order, mask = _spread(scope, where, active, kind)
         value = b.shuffle(value, order) if where.stride < 0 else b.apart(value, where.stride)
     b.call_void(_masked_name("store", "scatter", address, mask, kind), (value, address, b.const(align, "i32"), mask))
+
+
+def _mark(scope: Scope, where: Place, conditions: list[Value]) -> None:
+    """Stores True where all conditions hold. They seldom do: one element for all lanes is not touched otherwise."""
+    b, true = scope.b, scope.b.const(1, "i8")
+    if where.shape != "one" or any(condition.lanes > 1 for condition in conditions):
+        conditions = [*map(scope.wide, conditions), *([] if scope.mask is None else [scope.mask])]
+    on = functools.reduce(operator.and_, conditions)
+    if where.shape != "one":
+        _write(scope, where, scope.wide(true), on, "i8")
+        return
+    then, after = b.new_label("then"), b.new_label("after")
+    b.branch(_some(on), then, after)
+    b.label(then)
+    _write(scope, where, true, None, "i8")
+    b.jump(after)
+    b.label(after)
 
 
 def _add(old: Value, new: Value, dtype: torch.dtype) -> Value:

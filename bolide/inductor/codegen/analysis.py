@@ -119,12 +119,18 @@ def cost(body: Sequence[Stmt]) -> int:
     return operations + sum(1 for _ in statements(body))
 
 
+def is_mark(statement: Stmt) -> bool:
+    """Whether a statement stores a flag, which it hardly ever does."""
+    return isinstance(statement, Store) and statement.mode == "any"
+
+
 def lanes_for(loop: Loop, machine: Machine) -> int:
     """Lanes of a vector loop: the register's (of 64 bits if all that is stored or accumulated has them, else of 32, or
     of fewer where narrower elements are only moved), times a few where little work stands between two updates of an
     accumulator (they wait for each other), and no more than a short extent can use."""
-    sizes = [s.value.dtype.itemsize for s in statements(loop.body) if isinstance(s, (Store, Update))]
-    moves = all(isinstance(s, Store) and s.mode == "set" and s.value.op == "load" for s in loop.body)
+    sizes = [s.value.dtype.itemsize for s in statements(loop.body) if isinstance(s, (Store, Update)) and not is_mark(s)]
+    moved = [s for s in loop.body if not is_mark(s)]
+    moves = moved and all(isinstance(s, Store) and s.mode == "set" and s.value.op == "load" for s in moved)
     bits = 64 if min(sizes, default=4) == 8 else min(32, 8 * max(sizes)) if moves else 32
     lanes = machine.target.vector_bits // bits
     if loop.axis.kind != "scan" and (loop.axis.kind == "reduce_vector" or updated_in(loop.body)):

@@ -124,6 +124,11 @@ class Builder:
         text = number_text(value, scalar)
         return Value(self, text if lanes == 1 else f"splat ({scalar} {text})", scalar, lanes)
 
+    def hidden(self, value: Value) -> Value:
+        """The value, of which LLVM knows nothing. (Of a masked store of 16 bits whose mask it knows to be on in one
+        lane only, LLVM 22 may make a store of 32 bits.)"""
+        return self.emit(f'call {value.type} asm "", "=r,0"({value})', value.scalar, value.lanes)
+
     def like(self, value: Operand, model: Value) -> Value:
         """`value` itself, or the number as a constant of the model's type."""
         return value if isinstance(value, Value) else self.const(value, model.scalar, model.lanes)

@@ -306,7 +306,10 @@ class _RegionWriter:
             return run
 
         def enabled() -> Value:
-            left = b.convert("trunc", b.intrinsic("smin", stop - r.env[loop.axis.name], b.const(lanes, "i64")), "i32")
+            place = r.env[loop.axis.name]
+            last = place.number is not None and stop.number == place.number + 1
+            left = b.const(1, "i64") if last else b.intrinsic("smin", stop - place, b.const(lanes, "i64"))
+            left = b.convert("trunc", b.hidden(left) if last else left, "i32")
             return b.compare("icmp ult", b.lane_numbers("i32", lanes), b.splat(left, lanes))
 
         def run() -> None:

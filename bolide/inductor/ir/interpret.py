@@ -122,5 +122,7 @@ class _Machine:
         buffer = self.memory[statement.access.buffer]
         if statement.mode == "set":
             buffer[index[mask]] = value
+        elif statement.mode == "any":
+            buffer[index[mask][value]] = True
         else:
             buffer.index_put_((index[mask],), value, accumulate=True)

@@ -65,6 +65,7 @@ class Node:
 AxisKind = Literal["parallel", "serial", "vector", "tile", "reduce", "reduce_vector", "scan"]
 VECTOR_KINDS: frozenset[AxisKind] = frozenset(("vector", "reduce_vector"))
 Bound = Literal["threads"]
+StoreMode = Literal["set", "add", "atomic_add", "any"]
 ReduceOp = Literal["sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "xor"]
 
 
@@ -78,8 +79,8 @@ class Axis:
     The kind says what is true of the iterations, `bound` who shares them: threads (each takes a run of iterations) or
     nobody. Bound axes are parallel or vector axes of a perfect nest at the top of a kernel, with extents that are known
     when it starts. Their iterations run in any order and side by side, so they touch elements of their own, or add by
-    ``atomic_add``; what is reduced along them goes through memory, a part for each of so many iterations, which another
-    loop joins in order: results do not depend on who runs what."""
+    ``atomic_add``, or store by ``any``; what is reduced along them goes through memory, a part for each of so many
+    iterations, which another loop joins in order: results do not depend on who runs what."""
 
     name: str
     extent: Expr
@@ -119,12 +120,13 @@ class Update:
 @dataclass(frozen=True, slots=True)
 class Store:
     """buffer[index] = value (mode ``set``) or += (``add``: plain read-modify-write, ``atomic_add``: safe across
-    parallel iterations). `operands`: those for $0, $1 … and, when access.masked, a last bool mask."""
+    parallel iterations) or, of bools, True where the value is (``any``: safe as well, since all store the same).
+    `operands`: those for $0, $1 … and, when access.masked, a last bool mask."""
 
     access: Access
     value: Node
     operands: tuple[Node, ...] = ()
-    mode: Literal["set", "add", "atomic_add"] = "set"
+    mode: StoreMode = "set"
     position: ClassVar[None] = None
 
 

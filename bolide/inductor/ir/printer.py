@@ -130,7 +130,7 @@ class _KernelPrinter:
             value, *position = [self.value(node, statement, indent) for node in roots_of(statement)]
             return f"{statement.name} {self.signs.get(statement.name, '?')}= {' @ '.join([value, *position])}"
         place = _place(statement.access, [self.value(node, statement, indent) for node in statement.operands])
-        op = {"set": "=", "add": "+=", "atomic_add": "atomic +="}[statement.mode]
+        op = {"set": "=", "add": "+=", "atomic_add": "atomic +=", "any": "|="}[statement.mode]
         return f"{place} {op} {self.value(statement.value, statement, indent)}"
 
     def value(self, node: Node, statement: Stmt, indent: str) -> str:

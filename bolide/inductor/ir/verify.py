@@ -140,7 +140,8 @@ def _bound(state: _State, loop: Loop) -> None:
 
 
 def _side_by_side(state: _State, nest: Sequence[Loop]) -> None:
-    """Checks that iterations of bound loops write where no other one reads or writes, but for atomic additions."""
+    """Checks that iterations of bound loops write where no other one reads or writes, but for atomic additions, and for
+    flags."""
     state.statement = nest[0]
     shared = [loop.axis.name for loop in nest]
     private = {local.name for local in state.kernel.locals}
@@ -149,14 +150,14 @@ def _side_by_side(state: _State, nest: Sequence[Loop]) -> None:
     _touched(nest[:1], (), touched)
     for buffer, ways in touched.items():
         for (one, how), (other, also) in combinations_with_replacement(ways.items(), 2):
-            harmless = how == also and how in ("load", "atomic_add")
+            harmless = how == also and how in ("load", "atomic_add", "any")
             if not harmless and not are_apart(one, other, shared, state.sizes):
                 places = " and ".join(dict.fromkeys(f"{buffer}[{place.index}]" for place in (one, other)))
                 raise state.fail(f"iterations of {', '.join(shared)} run side by side, and may meet in {places}")
 
 
 def _touched(body: Iterable[Stmt], axes: tuple[Axis, ...], found: Mapping[str, dict[Touched, str]]) -> None:
-    """The elements of these buffers that statements touch, and how: a store counts before a load of the same."""
+    """The elements of these buffers that statements touch, and how: ``set`` stands for what is touched in two ways."""
     for statement in body:
         if isinstance(statement, Loop):
             if statement.axis.extent is not NONE:
@@ -168,8 +169,7 @@ def _touched(body: Iterable[Stmt], axes: tuple[Axis, ...], found: Mapping[str, d
             for access, how in uses:
                 if access.buffer in found:
                     ways, place = found[access.buffer], Touched(access.index, axes)
-                    if ways.get(place, "load") == "load":
-                        ways[place] = how
+                    ways[place] = how if ways.get(place, how) == how else "set"
 
 
 def _update(state: _State, statement: Update) -> None:
@@ -195,6 +195,8 @@ def _store(state: _State, statement: Store) -> None:
     _access(state, access, statement.operands)
     if access.buffer in state.inputs:
         raise state.fail(f"{access.buffer} is an input and cannot be stored to")
+    if statement.mode == "any" and statement.value.dtype != torch.bool:
+        raise state.fail(f"a store by any has a bool, not {statement.value.dtype}")
     if statement.value.dtype != state.dtypes[access.buffer]:
         raise state.fail(f"{access.buffer} holds {state.dtypes[access.buffer]}, the value is {statement.value.dtype}")
 

@@ -24,7 +24,7 @@ def reads_by_buffer(stages: Iterable[Stage]) -> Reads:
 
 def fuse(left: Group, right: Group, ctx: Scheduling) -> Group | str:
     """One group that does what `left` and then `right` does; or the reason why not. Names of axes are the left's."""
-    if any(stage.mode != "define" for stage in (*left.stages, *right.stages)):
+    if any(stage.updates for stage in (*left.stages, *right.stages)):
         return "one of them updates a buffer in place (scatter)"
     if any(stage.scan is not None for stage in (*left.stages, *right.stages)):
         return "one of them is a scan"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from bolide.inductor.ir.definitions import Extern, Program, WriteBack
 from bolide.inductor.schedule.fuse import fuse
-from bolide.inductor.schedule.order import checked_only
+from bolide.inductor.schedule.order import checked_only, marks_of
 from bolide.inductor.schedule.stages import (
     Group,
     Refusal,
@@ -69,13 +69,14 @@ def group(program: Program, ctx: Scheduling, fusion: bool) -> list[Unit]:
     """The units of a program, in a valid order of execution."""
     writes = [definition for definition in program.definitions if isinstance(definition, WriteBack)]
     written = {write.source.buffer: write.target for write in writes}
+    marks = marks_of(program)
     graph = _Graph(ctx, apart=checked_only(program), written=written)
     for definition in program.definitions:
         unit: Unit
         if isinstance(definition, (Extern, WriteBack)):
             unit = definition
         else:
-            unit = group_of(stage_of(definition))
+            unit = group_of(stage_of(definition, definition.name in marks))
         _add(graph, unit, fusion)
     return _ordered(graph)
 

@@ -11,8 +11,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
 from bolide.inductor.ir.definitions import Element
-from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Local, Loop, Node, Param, Stmt, Store, Update
+from bolide.inductor.ir.loops import (
+    Access,
+    Axis,
+    Init,
+    Kernel,
+    Local,
+    Loop,
+    Node,
+    Param,
+    Stmt,
+    Store,
+    StoreMode,
+    Update,
+)
 from bolide.inductor.ir.rewrites import in_blocks, jammed, on_threads, split_at
 from bolide.inductor.ir.scalar_ops import DRAWS
 from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
@@ -61,7 +76,7 @@ def kernel_of(group: Group, pieces: list[Piece], schedule: Schedule, ctx: Schedu
         body = split_at(body, dict(schedule.splits))
     if schedule.jam is not None:
         body = jammed(body, *schedule.jam)
-    body = on_threads(body)
+    body = (*_cleared(pieces), *on_threads(body))
     params = _params(pieces, nodes, buffers)
     space = schedule.space
     indexed = [*_addresses(pieces, nodes), *_indices(nodes), *(extent for _, extent in space)]
@@ -185,7 +200,15 @@ def _leveller(by_name: dict[str, Stage]) -> Callable[[Node], int]:
 
 
 def _store(stage: Stage, target: Expr) -> Store:
-    return Store(Access(stage.name, target), _result(stage), stage.operands, "add" if stage.mode == "add" else "set")
+    mode: StoreMode = "set" if stage.mode == "define" else stage.mode
+    return Store(Access(stage.name, target), _result(stage), stage.operands, mode)
+
+
+def _cleared(pieces: list[Piece]) -> list[Store]:
+    """What comes before all loops: flags are off."""
+    off = Node.make("const", torch.bool, (), False)
+    marks = [piece for piece in pieces if piece.stage.mode == "any"]
+    return [Store(Access(piece.stage.name, piece.target), off) for piece in marks if piece.target is not None]
 
 
 def _storing(axis: Axis) -> Axis:
@@ -217,7 +240,7 @@ def _params(pieces: list[Piece], nodes: Iterable[Node], buffers: dict[str, Buffe
     written: dict[str, bool] = {}
     for piece in pieces:
         if piece.target is not None:
-            written[piece.stage.name] = written.get(piece.stage.name, False) or piece.stage.mode != "define"
+            written[piece.stage.name] = written.get(piece.stage.name, False) or piece.stage.updates
     params = []
     for name in dict.fromkeys([*written, *reversed(read)]):
         role: Literal["in", "out", "inout"] = "in"

@@ -184,6 +184,7 @@ def _in_tiles(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> 
     """The schedule in blocks and tiles, if the stores read across memory along their vector axis: every line of memory
     is fetched once then."""
     axes = schedule.outer
+    stores = [store for store in stores if store.mode != "any"]
     plain = all(store.mode == "set" and not store.operands for store in stores)
     if not plain or len(axes) < 2 or axes[-1].kind != "vector" or _rereads(stores):
         return schedule
@@ -286,7 +287,7 @@ def _typical(strides: list[int]) -> int:
 
 def _ordered_axes(group: Group) -> frozenset[str]:
     """Axes along which a scatter may meet the same element twice. One without operands never does (`Scatter`)."""
-    updates = [stage for stage in group.stages if stage.mode != "define" and stage.operands]
+    updates = [stage for stage in group.stages if stage.updates and stage.operands]
     return frozenset(name for stage in updates for name in still_axes([name for name, _ in stage.axes], stage.coords))
 
 

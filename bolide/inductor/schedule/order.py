@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from bolide.inductor.ir.definitions import Computed, Definition, Extern, Program, WriteBack, volume
 from bolide.inductor.ir.walks import is_impure, may_raise, readers_of, reads, viewed, writes
+from bolide.inductor.lowering.indexing import check_index
 from bolide.inductor.runtime.externs import WRITING
 from bolide.inductor.schedule.stages import Buffer, Group, Scheduling, Unit, unit_reads, unit_writes
 from bolide.tracing.traits import traits_of
@@ -53,7 +54,7 @@ def order_for_memory(units: list[Unit], ctx: Scheduling, kept: Collection[str]) 
 
 def _uses(unit: Unit, known: dict[str, int]) -> _Uses:
     reads, writes = frozenset(unit_reads(unit)), frozenset(unit_writes(unit))
-    updates = isinstance(unit, Group) and any(stage.mode != "define" for stage in unit.stages)
+    updates = isinstance(unit, Group) and any(stage.updates for stage in unit.stages)
     fixed = updates or isinstance(unit, WriteBack) or (isinstance(unit, Extern) and is_impure(unit))
     return _Uses(reads, writes, sum(known.get(name, 0) for name in writes - reads), fixed)
 
@@ -137,3 +138,14 @@ def checked_only(program: Program) -> frozenset[str]:
         check = isinstance(definition, Extern) and not definition.names
         (checked if check else others).update(reads(definition))
     return frozenset(checked - others)
+
+
+def marks_of(program: Program) -> frozenset[str]:
+    """Flags, whether some index is bad, that only checks read: no kernel needs them, and hardly ever is one set. So
+    they are no reductions: the kernel that has the indices at hand stores True where one is bad."""
+    computed = [definition for definition in program.definitions if isinstance(definition, Computed)]
+    flags = {definition.name for definition in computed if definition.reduce_op == "any" and not definition.shape}
+    for definition in program.definitions:
+        if not isinstance(definition, Extern) or definition.op is not check_index:
+            flags -= reads(definition)
+    return frozenset(flags - viewed(program.results))

@@ -52,6 +52,7 @@ from bolide.inductor.machine import Machine
 from bolide.inductor.runtime.results import gives_new_memory
 from bolide.inductor.schedule.layouts import strided_views
 from bolide.inductor.schedule.nest import still_axes
+from bolide.inductor.schedule.order import marks_of
 from bolide.inductor.schedule.stages import is_one
 from bolide.symbolic import Expr
 
@@ -66,8 +67,12 @@ def split_reductions(program: Program, machine: Machine) -> Program:
     runs), a rest is reduced by itself and joined with the others. Symbolic sizes count as what they were while the
     program was traced."""
 
+    marks = marks_of(program)
+
     def in_parts(definition: Definition) -> list[Definition]:
-        if isinstance(definition, Computed) and (at := _parts(definition, machine, program.size_vars)):
+        if not isinstance(definition, Computed) or definition.name in marks:
+            return [definition]
+        if at := _parts(definition, machine, program.size_vars):
             return _split(definition, *at)
         return [definition]
 

@@ -25,7 +25,8 @@ class Stage:
 
     A plain definition has one axis per dimension and `coords` are those axes; fusion renames and splits axes, so that
     `coords` become expressions of them. `mode` ``set`` or ``add``, and `operands`, come from a Scatter: `coords` may
-    then use ``$0, $1 …``, and the stage updates a buffer which already has contents."""
+    then use ``$0, $1 …``, and the stage updates a buffer which already has contents. Mode ``any`` is of flags that only
+    checks read (`order.marks_of`): the buffer's one element is True if the value is at some point."""
 
     name: str
     dtype: torch.dtype
@@ -37,9 +38,14 @@ class Stage:
     reduce_axes: Space = ()
     position: Node | None = None
     operands: tuple[Node, ...] = ()
-    mode: Literal["define", "set", "add"] = "define"
+    mode: Literal["define", "set", "add", "any"] = "define"
     origins: tuple[str, ...] = ()
     scan: str | None = None
+
+    @property
+    def updates(self) -> bool:
+        """Whether the buffer has contents before."""
+        return self.mode in ("set", "add")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +92,9 @@ def is_one(extent: Expr) -> bool:
     return extent is _ONE
 
 
-def stage_of(definition: Computed | Scatter) -> Stage:
+def stage_of(definition: Computed | Scatter, mark: bool = False) -> Stage:
     """The loop form of a definition; of a Scatter the updating part: the copy of its base is a stage of its own. Axes
-    of extent 1 are left out; a reduction over one element is no reduction."""
+    of extent 1 are left out; a reduction over one element is no reduction. `mark`: it is one of `order.marks_of`."""
     own = () if definition.origin is None else (definition.origin.name,)
     stage = Stage(
         definition.name,
@@ -107,6 +113,8 @@ def stage_of(definition: Computed | Scatter) -> Stage:
     reduced = _space(definition.reduce_axes)
     if definition.reduce_op is not None and not reduced:
         return stage if definition.position is None else replace(stage, value=definition.position)
+    if mark:
+        return replace(stage, axes=reduced, mode="any")
     return replace(stage, reduce_op=definition.reduce_op, reduce_axes=reduced, position=definition.position)
 
 
@@ -181,7 +189,7 @@ def unit_reads(unit: Unit) -> set[str]:
     read: set[str] = set()
     for stage in unit.stages:
         read |= {node.arg.buffer for node in loads_of(roots_of(stage))} - defined
-        (defined if stage.mode == "define" else read).add(stage.name)
+        (read if stage.updates else defined).add(stage.name)
     return read
 
 

@@ -26,6 +26,7 @@ n, w = Expr.var("n", 1), Expr.var("w", 1)
 
 def kernel(*body: Stmt, size: Expr | int = 64, sizes: tuple[str, ...] = ()) -> Kernel:
     params = (param("x", size), param("k", size, i64), param("y", size, role="inout"))
+    params += (param("flag", 1, torch.bool, "inout"),)
     return Kernel("k", params, on_threads(body), sizes)
 
 
@@ -52,6 +53,9 @@ APART = {
     ),
     "atomic": kernel(loop("parallel", "i", 8, store("y", var("$0", 8), ONE, PLACE, mode="atomic_add"))),
 }
+
+FOUND = op("gt", load("x", var("i", 8)), ONE, dtype=torch.bool)
+APART["flag"] = kernel(loop("parallel", "i", 8, store("flag", 0, FOUND, mode="any"), store("y", var("i", 8), ONE)))
 
 MEET = {
     "one element": kernel(loop("parallel", "i", 8, store("y", 0, ONE))),
@@ -85,6 +89,17 @@ def test_apart(name: str) -> None:
 def test_refused(name: str) -> None:
     with pytest.raises(InvalidKernel, match="side by side, and may meet in y"):
         verify(MEET[name])
+
+
+def test_flags_are_set_only_and_not_read() -> None:
+    """All that set a flag store the same; who reads it, or stores something else, would see it on the way."""
+    read = op("and", load("flag", 0, torch.bool), FOUND)
+    for found, mode in ((read, "any"), (FOUND, "set")):
+        body = (store("flag", 0, FOUND, mode="any"), store("flag", 0, found, mode=mode))
+        with pytest.raises(InvalidKernel, match="side by side, and may meet in flag"):
+            verify(kernel(loop("parallel", "i", 8, *body)))
+    with pytest.raises(InvalidKernel, match="has a bool"):
+        verify(kernel(loop("parallel", "i", 8, store("y", var("i", 8), ONE, mode="any"))))
 
 
 def test_sizes_of_the_call_are_enough() -> None:
