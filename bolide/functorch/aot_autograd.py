@@ -187,6 +187,11 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     return AOTModule()
 
 
+def _is_described(value: object) -> bool:
+    """Whether it is a tensor without data."""
+    return isinstance(value, torch.Tensor) and computes_itself(type(value))
+
+
 def aot_module_simplified(
     mod: nn.Module,
     args: Sequence[object],
@@ -214,7 +219,7 @@ def aot_module_simplified(
             False,
         )
     )
-    if not any(isinstance(arg, torch.SymInt) or computes_itself(type(arg)) for arg in args):
+    if not any(isinstance(arg, torch.SymInt) or _is_described(arg) for arg in args):
         leaves, spec, _ = versions.flattened((own, tuple(args), {}), {})
         versions.find(leaves, spec)
 

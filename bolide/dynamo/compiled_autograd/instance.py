@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
 import time
 from collections import Counter, defaultdict
@@ -201,7 +202,18 @@ class AutogradCompilerInstance:
             seconds = time.perf_counter() - self.started
             events.emit(events.BackwardCaptured(name, module, seconds, self.reasons))
         running = Running(name, kept["sizes"], kept["scalars"], self.contexts, self.complex)
-        return running, self.compiler_fn(module)
+        return running, self._compiled(module)
+
+    def _compiled(self, module: fx.GraphModule) -> Call:
+        try:
+            with contextlib.suppress(ValueError):  # functions in C have no signature
+                inspect.signature(self.compiler_fn).bind(module)
+        except TypeError as error:
+            raise TypeError(
+                "compiler_fn is called with the graph module of a backward pass, and takes other arguments "
+                f"({error}).\n  remedy: with a backend, enable(functools.partial(bolide.compile, backend=…))"
+            ) from None
+        return self.compiler_fn(module)
 
     def close(self) -> None:
         """Nothing more is recorded."""

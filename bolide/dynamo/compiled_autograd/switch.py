@@ -64,7 +64,11 @@ def enable(compiler_fn: CompilerFn, dynamic: bool = True) -> Iterator[None]:
     gives what runs in its place. One that was captured before runs without another capture.
 
     dynamic: sizes are symbolic. Otherwise each set of sizes is captured.
+
+    Raises TypeError for what cannot be called with a graph alone, as a backend cannot.
     """
+    if not callable(compiler_fn):
+        raise TypeError(f"compiler_fn must be a function of a graph module, not {compiler_fn!r}")
     if not isinstance(dynamic, bool):
         raise TypeError(f"dynamic must be True or False, not {dynamic!r}")
     with _captured(compiler_fn, dynamic):

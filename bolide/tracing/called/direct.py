@@ -146,7 +146,17 @@ def _keep(call: Calling, tensor: TracedTensor, *args: object) -> NoReturn:
     raise call.refused("a tensor's gradient", "gradients are kept, or used, as they come", "do this outside")
 
 
+def _grad(call: Calling, tensor: TracedTensor, *value: torch.Tensor | None) -> object:
+    """``tensor.grad``, read or (with a value) set: that of an argument is state of the outside."""
+    if call.trace.is_input(tensor) and tensor.requires_grad:
+        raise call.refused("Tensor.grad", "the gradient of an argument is read or set", "do this outside")
+    with torch._C.DisableTorchFunction():
+        return setattr(tensor, "grad", *value) if value else tensor.grad
+
+
 _ANSWERS: dict[Function, Function] = {
+    torch.Tensor.grad.__get__: _grad,  # type: ignore[attr-defined]
+    torch.Tensor.grad.__set__: _grad,  # type: ignore[attr-defined]
     torch.Tensor.requires_grad_: _requires_grad,
     torch.Tensor.requires_grad.__set__: _requires_grad,  # type: ignore[attr-defined]
     torch.Tensor.register_hook: _hook,

@@ -10,6 +10,7 @@ import torch
 
 import bolide
 from bolide.dynamo import compiled_autograd
+from bolide.functorch import aot_function, aot_module_simplified, make_boxed_func, nop
 from bolide.support import events
 from tests.compiled_autograd_tools import assert_as_eager, captures
 
@@ -176,3 +177,41 @@ def test_the_option_captures_inside_and_after_compiled_functions() -> None:
     before = captures()
     reference(x).sum().backward()
     assert captures() == before
+
+
+def plain(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    return gm.forward
+
+
+def interpreted(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    return lambda *args: torch.fx.Interpreter(gm).run(*args)
+
+
+def differentiated(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    return aot_module_simplified(gm, inputs, fw_compiler=lambda graph, _: make_boxed_func(graph.forward))
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["automatic", "dynamic"])
+@pytest.mark.parametrize("backend", [plain, interpreted, differentiated], ids=lambda backend: backend.__name__)
+def test_backends_of_users_compile_backward_passes(backend: Any, dynamic: bool | None) -> None:
+    graphs: list[Any] = []
+
+    def counted(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(gm)
+        return backend(gm, inputs)
+
+    compiler = functools.partial(bolide.compile, backend=counted, dynamic=dynamic)
+    for program in (training, hooked):
+        assert_as_eager(program, compiler, times=2, rtol=1e-9, atol=1e-9)
+    assert graphs
+
+
+def test_what_is_no_compiler_of_a_pass_is_refused() -> None:
+    loss = torch.randn(3, requires_grad=True).sum()
+    with pytest.raises(TypeError, match="not 'inductor'"), compiled_autograd.enable("inductor"):  # type: ignore[arg-type]
+        pass
+    with pytest.raises(TypeError, match="remedy: with a backend"), compiled_autograd.enable(plain):  # type: ignore[arg-type]
+        loss.backward()
+    with compiled_autograd.enable(lambda gm: aot_function(gm, nop)):  # it would lose the gradients of leaves
+        with pytest.raises(bolide.Unsupported, match="gradient of an argument is read or set"):
+            loss.backward()

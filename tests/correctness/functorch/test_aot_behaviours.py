@@ -307,3 +307,26 @@ def test_nodes_know_the_users_lines(traced: bool) -> None:
         assert called and all(__file__ in node.stack_trace for node in called)
     lines = [node.stack_trace for node in graphs[1].graph.nodes if node.target is aten.threshold_backward.default]
     assert lines and all("self.inner(x).relu()" in line for line in lines)
+
+
+def test_gradients_of_arguments_are_not_read_nor_set() -> None:
+    """They are state of the outside, which graphs do not have: what read it once would be a constant."""
+
+    def reads(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.grad is None else x + x.grad
+
+    def sets(x: torch.Tensor) -> torch.Tensor:
+        x.grad = x.detach() * 3
+        return x * 2
+
+    for function in (reads, sets):
+        with pytest.raises(Unsupported, match="gradient of an argument is read or set"):
+            aot_function(function, nop)(torch.randn(3, requires_grad=True))
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        y = x.detach() * 2
+        y.grad = x.detach().sin()
+        return x * y.grad
+
+    x = torch.randn(3, requires_grad=True)
+    torch.testing.assert_close(aot_function(inside, nop)(x), x * x.detach().sin())
