@@ -61,7 +61,7 @@ RARE = (
 )
 RARE += ("bolide.debug.repro", "bolide.functorch.cuts.budget", "bolide.functorch.runtime.inlined")
 RARE += ("bolide.debug.record", "bolide.tracing.called.ordinary", "bolide.tracing.called.scans")
-RARE += ("bolide.aot",)
+RARE += ("bolide.aot", "bolide.tracing.called.loops")
 RARE += ("bolide.exporting.graphs", "bolide.exporting.shapes", "bolide.dynamo.torch_calls.attention")
 SECOND = ("bolide.inductor.runtime.native",)
 """What a graph needs only when it has run some times."""

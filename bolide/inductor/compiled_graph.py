@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 import torch.fx
@@ -28,7 +28,7 @@ from bolide.support import events
 from bolide.support.artifacts import is_on
 from bolide.support.locks import compiling
 from bolide.symbolic import Expr, as_expr
-from bolide.tracing.called.branches import Steps, branch, repeat, scan
+from bolide.tracing.called.branches import Steps, Unwinding, branch, repeat, scan, unwind
 from bolide.tracing.graph import enter, lookup
 
 _numbers = itertools.count()
@@ -169,7 +169,7 @@ def compile_graph(
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What is known of a step of a scan as a graph."""
+    """What is known of a step of a loop as a graph."""
 
     visible_outputs: frozenset[int]
     kind: Literal["inference"] = "inference"
@@ -177,12 +177,17 @@ class _Step:
 
 
 def _compile_steps(gm: torch.fx.GraphModule, machine: Machine) -> None:
-    """Compiles the steps of scans in a graph, and in the graphs that it calls otherwise."""
+    """Compiles the steps of scans, and of loops' gradients, in a graph and in the graphs that it calls otherwise."""
     for node in gm.graph.nodes:
-        if node.target is scan:
-            steps: Steps = lookup(node.args[-1])
-            info = _Step(frozenset(range(len(steps.metas))))
-            node.args = (*node.args[:-1], enter(replace(steps, run=compile_graph(steps.graphs[0], info, machine))))
+        if node.target in (scan, unwind):
+            steps: Steps | Unwinding = lookup(node.args[-1])
+            results = [cast(tuple[object, ...], graph.graph.output_node().args[0]) for graph in steps.graphs]
+            runs = [
+                compile_graph(graph, _Step(frozenset(range(len(given)))), machine)
+                for graph, given in zip(steps.graphs, results)
+            ]
+            made = replace(steps, runs=tuple(runs)) if isinstance(steps, Unwinding) else replace(steps, run=runs[0])
+            node.args = (*node.args[:-1], enter(made))
         elif node.target in (branch, repeat):
             for part in lookup(node.args[-1]).graphs:
                 _compile_steps(part, machine)

@@ -28,8 +28,7 @@ from bolide.dynamo.world.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.called import branches, levels
-from bolide.tracing.called.branches import Part, Places, Repetition, common_layout
-from bolide.tracing.graph import enter
+from bolide.tracing.called.branches import Part
 from bolide.tracing.rng import DRAWS
 from bolide.tracing.rules.common import is_dense
 
@@ -104,7 +103,8 @@ def _record(vm: Machine, function: object, operands: Sequence[object]) -> _Way:
 
 @answers(while_loop)
 def _while(vm: Machine, cond_fn: object, body_fn: object, carried_inputs: object) -> object:
-    """A loop on data is an operation; with gradients or random numbers it is a loop of the program."""
+    """A loop on data is an operation; with random numbers, or a length that turns out to be known, it is a loop of the
+    program."""
     inputs = _arguments(vm, carried_inputs)
     leaves = leaves_of(vm, inputs)
     if not all(type(value) is TracedTensor for value in leaves):
@@ -115,12 +115,30 @@ def _while(vm: Machine, cond_fn: object, body_fn: object, carried_inputs: object
     part, results, spec, _ = _record(vm, body_fn, inside)
     part.check()
     check_alike(vm, leaves, results)
-    operands = [*leaves, *part.operands, *(condition[0].operands if condition else ())]
-    derived = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
-    if condition is None or derived or _draws(part) or _draws(condition[0]):
+    derives = condition is not None and _derives(leaves, part, condition[0])
+    draws = condition is not None and (_draws(part) or _draws(condition[0]))
+    if condition is None or draws or (derives and not _is_derivable(vm, cond_fn, inputs, part)):
         return Call(torch_functions.while_loop, [cond_fn, body_fn, inputs, pytree.tree_unflatten(leaves, spec)])
+    from bolide.tracing.called import loops  # of the few programs that have some
+
     vm.world.trace.functional_only = "control flow depends on data"
-    return pytree.tree_unflatten(_repeated(vm, leaves_of(vm, inside), [condition, (part, results)]), spec)
+    known, others = leaves_of(vm, inside), [*part.operands, *condition[0].operands]
+    mine = set(map(id, known))
+    outer = list({id(operand): operand for operand in others if id(operand) not in mine}.values())
+    return pytree.tree_unflatten(loops.looped(vm.trace, leaves, known, outer, [condition, (part, results)]), spec)
+
+
+def _derives(leaves: Sequence[TracedTensor], *parts: Part) -> bool:
+    """Whether a loop has gradients."""
+    operands = [*leaves, *[operand for part in parts for operand in part.operands]]
+    return torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
+
+
+def _is_derivable(vm: Machine, cond_fn: object, inputs: Sequence[object], step: Part) -> bool:
+    """Whether a loop with gradients is an operation: its step can be derived, and its length is not known."""
+    if step.derivation.is_own or step.functional_only:
+        return False
+    return vm.trace.known(vm.evaluate(cond_fn, list(inputs))) is None
 
 
 def _draws(part: Part) -> bool:
@@ -128,7 +146,7 @@ def _draws(part: Part) -> bool:
     return any(node.target in DRAWS for node in part.graph.nodes)
 
 
-def _condition(vm: Machine, function: Any, inputs: Sequence[Any]) -> tuple[Part, list[TracedTensor]] | None:
+def _condition(vm: Machine, function: object, inputs: Sequence[object]) -> tuple[Part, list[TracedTensor]] | None:
     """The graph of the condition of a loop; None if it is no data."""
     with part_of(vm) as part, without_effects(vm):
         result = vm.evaluate(function, list(inputs))
@@ -138,21 +156,6 @@ def _condition(vm: Machine, function: Any, inputs: Sequence[Any]) -> tuple[Part,
     if isinstance(result, (bool, torch.SymBool)):
         return None
     raise refused(vm, "the condition of while_loop is neither a truth value nor a tensor of one")
-
-
-def _repeated(vm: Machine, carried: Sequence[TracedTensor], parts: Sequence[tuple[Part, list[TracedTensor]]]) -> Any:
-    """The operation `bolide::repeat` over the graphs of a condition and a step."""
-    mine = {id(value) for value in carried}
-    others = {id(operand): operand for part, _ in parts for operand in part.operands if id(operand) not in mine}
-    outer = [*carried, *others.values()]
-    place = Places(outer, [part for part, _ in parts])
-    metas = [[common_layout([result.meta]) for result in results] for _, results in parts]
-    goes_on, step = [place.graph_of(part, results, own) for (part, results), own in zip(parts, metas)]
-    table = enter(Repetition((goes_on, step), tuple(metas[1])))
-    nodes = [vm.trace.adopt(operand).node for operand in outer]
-    sizes = vm.trace.unwrap(place.sizes(vm.trace))
-    outputs = vm.trace.call(branches.repeat, nodes[: len(carried)], nodes[len(carried) :], sizes, table)
-    return vm.trace.wrap(outputs)
 
 
 REMEDY = "give the functions what they need as operands, and return new tensors"

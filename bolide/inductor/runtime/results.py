@@ -29,7 +29,7 @@ from bolide.inductor.plan import (
 )
 from bolide.inductor.plan.schemas import overload_of
 from bolide.support.errors import BolideWarning, Refuted, WrongResult
-from bolide.tracing.called.branches import branch, repeat, scan
+from bolide.tracing.called.branches import OVER_GRAPHS
 from bolide.tracing.graph import lookup
 from bolide.tracing.numbers.sizes import SIZED
 from bolide.tracing.operations.writes import drawn, functional
@@ -55,7 +55,7 @@ def keeps_its_word(op: torch._ops.OpOverload) -> bool:
 def gives_new_memory(op: torch._ops.OpOverload) -> bool:
     """Whether an operation has promised that its results share memory with nothing, and that it keeps none of its
     arguments."""
-    return op in (branch, repeat, scan) or (
+    return op in OVER_GRAPHS or (
         keeps_its_word(op)
         and op is not torch.ops.aten._unsafe_view.default
         and not any(result.alias_info for result in op._schema.returns)

@@ -253,6 +253,53 @@ def _stacked_metas(
     return [*steps.metas[: steps.carried], *stacked]
 
 
+# ---- gradients of loops, which `loops.py` records --------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Unwinding:
+    """The graphs of a loop's condition, of its step, and of the gradient of that: of sums (gradients of what is carried
+    along, then of operands), what the step was given, operands and sizes it gives the next sums, like `metas`.
+
+    `needed`: the carried values and operands whose gradients are asked for. `runs`: the graphs, compiled.
+    """
+
+    graphs: tuple[fx.GraphModule, ...]
+    needed: tuple[bool, ...]
+    metas: tuple[TensorMeta, ...]
+    runs: tuple[Step, ...] = ()
+
+
+def _unwind(
+    sums: list[torch.Tensor], carried: list[torch.Tensor], operands: list[torch.Tensor], sizes: list[int], table: int
+) -> list[torch.Tensor]:
+    loop: Unwinding = lookup(table)
+    runs = loop.runs or [lambda values, graph=graph: list(graph(*values)) for graph in loop.graphs]
+    goes_on, step, back = runs
+    rest: list[object] = [*operands, *sizes]
+    values, states = carried, []
+    while goes_on([*values, *rest])[0].item():
+        states.append([value.contiguous() for value in values])
+        values = list(step([*values, *rest]))
+    found = [value.clone() for value in sums]
+    while states:
+        found = list(back([*found, *states.pop(), *rest]))
+    return found
+
+
+unwind = operator(
+    "unwind(Tensor[] sums, Tensor[] carried, Tensor[] operands, SymInt[] sizes, int table) -> Tensor[]", _unwind
+)
+
+
+@rule("bolide::unwind")
+def _unwound_metas(sums: object, carried: object, operands: object, sizes: object, table: int) -> list[TensorMeta]:
+    return list(lookup(table).metas)
+
+
+OVER_GRAPHS = (branch, repeat, scan, unwind)
+"""The operations whose last argument is the number of a table with `graphs`."""
+
 # ---- branches --------------------------------------------------------------------------------------------------------
 
 
@@ -442,7 +489,7 @@ def run_again(trace: Trace | None, graph: fx.GraphModule, given: Sequence[Any]) 
     return (values[result] if isinstance(result, fx.Node) else result for result in results)
 
 
-def again(graph: fx.GraphModule, given: Sequence[Any]) -> list[Any]:
+def again(graph: fx.GraphModule, given: Sequence[object]) -> list[object]:
     """The results of a graph. What records its caller records the graph's operations."""
     trace = next((value._trace for value in given if type(value) is TracedTensor), None)
     return list(run_again(trace, graph, given))  # type: ignore[arg-type]

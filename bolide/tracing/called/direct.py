@@ -151,12 +151,14 @@ def _grad(call: Calling, tensor: TracedTensor, *value: torch.Tensor | None) -> o
     if call.trace.is_input(tensor) and tensor.requires_grad:
         raise call.refused("Tensor.grad", "the gradient of an argument is read or set", "do this outside")
     with torch._C.DisableTorchFunction():
-        return setattr(tensor, "grad", *value) if value else tensor.grad
+        if value:
+            (tensor.grad,) = value
+        return tensor.grad
 
 
 _ANSWERS: dict[Function, Function] = {
-    torch.Tensor.grad.__get__: _grad,  # type: ignore[attr-defined]
-    torch.Tensor.grad.__set__: _grad,  # type: ignore[attr-defined]
+    torch.Tensor.grad.__get__: _grad,  # type: ignore[union-attr]
+    torch.Tensor.grad.__set__: _grad,  # type: ignore[union-attr]
     torch.Tensor.requires_grad_: _requires_grad,
     torch.Tensor.requires_grad.__set__: _requires_grad,  # type: ignore[attr-defined]
     torch.Tensor.register_hook: _hook,

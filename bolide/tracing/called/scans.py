@@ -115,9 +115,9 @@ class Scan(torch.autograd.Function):
         tensors, kept = saved[: len(needed)], saved[len(needed) :]
         present = tuple([tangent is not None for tangent in tangents])
         if (needed, present) not in steps.derived:
-            steps.derived[needed, present] = _derived(steps, needed, present)
+            steps.derived[needed, present] = derived(steps, needed, present)
         gradient = steps.derived[needed, present]
-        plan = _Gradient.of(steps, needed, present)
+        plan = GradientPlan.of(steps, needed, present)
         slots = gradient.slots()
         begin = [tangents[place] if present[place] else None for place in plan.carried] + [None] * len(plan.operands)
         first = steps.carried + steps.over
@@ -135,7 +135,7 @@ class Scan(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class _Gradient:
+class GradientPlan:
     """The places, among the arguments of steps, of what the gradient's steps carry gradients of (`carried`, and sums of
     gradients for `operands`), of the slices that get some (`over`), and, among the results of a scan, of those that
     have a tangent (`results`)."""
@@ -146,7 +146,7 @@ class _Gradient:
     results: list[int]
 
     @classmethod
-    def of(cls, steps: Steps, needed: Sequence[bool], present: Sequence[bool]) -> _Gradient:
+    def of(cls, steps: Steps, needed: Sequence[bool], present: Sequence[bool]) -> GradientPlan:
         first = steps.carried + steps.over
         return cls(
             [place for place in range(steps.carried) if is_continuous(steps.metas[place])],
@@ -156,9 +156,9 @@ class _Gradient:
         )
 
 
-def _derived(steps: Steps, needed: Sequence[bool], present: Sequence[bool]) -> Steps:
+def derived(steps: Steps, needed: Sequence[bool], present: Sequence[bool]) -> Steps:
     """The steps of the gradient. Each is one step run once more on new leaves, and derived."""
-    plan, slots = _Gradient.of(steps, needed, present), steps.slots()
+    plan, slots = GradientPlan.of(steps, needed, present), steps.slots()
     first, sizes = steps.carried + steps.over, steps.sizes()
     tape = Trace()
     if sizes:
