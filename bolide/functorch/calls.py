@@ -311,7 +311,8 @@ class _Tracing:
         self.trace.draws_as_eager = self.trace.reshapes_inputs = True
         self.trace.captures_sizes = self.trace.captures_numbers = True
         self.trace.decompositions = request.decompositions
-        self.trace.listener = self.offsets = _Offsets()
+        self.offsets = _Offsets()
+        self.trace.tell(self.offsets)
         self.inputs: list[Taken] = []
         self.layouts: list[Layout] = []
         self.sizes: list[tuple[int, int]] = []

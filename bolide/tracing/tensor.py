@@ -101,12 +101,14 @@ class Recording(Protocol):
 
     shapes: ShapeEnv
     where: UserFrame | None
-    listener: Listener
     derivation: Derivation
     differentiates: bool
     captures_numbers: bool | None
     hashed: set[int]
     wrappers: dict[int, tuple[TensorMeta, TracedTensor]]
+
+    @property
+    def listener(self) -> Listener: ...
 
     @property
     def has_symbols(self) -> bool: ...

@@ -303,7 +303,7 @@ class _Attempt:
             self.trace.shapes.derive = functools.partial(derive, self.world)
             self.trace.shapes.named = functools.partial(named, self.world)
         self.calls = CallRecorder(self.trace, self.machine.modes.setters) if record_calls else None
-        self.trace.listener = _Listener(self.machine, self.calls, breaks)
+        self.trace.tell(_Listener(self.machine, self.calls, breaks))
         self.trace.draws_as_eager = record_calls or draws_as_eager
         self.machine.recorder = self.calls
         self.world.guards.add(None, "global_state", None)
@@ -375,7 +375,7 @@ class _Attempt:
         """The interpretation is over: the trace asks the machine nothing any more, which is no part of what is
         captured."""
         self.trace.shapes.needed = self.trace.shapes.derive = self.trace.shapes.named = None
-        self.trace.listener = Listener()
+        self.trace.tell(Listener())
         open_to_data = self.trace.captures_numbers is None or self.trace.captures_sizes is None
         self.symbols.history.met_data = open_to_data and bool(self.trace.shapes.facts.names)
         self.trace.captures_numbers = bool(self.trace.captures_numbers)

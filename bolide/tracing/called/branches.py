@@ -23,7 +23,7 @@ from bolide.tracing.graph import enter, evaluated, graph_module, lookup, mapped,
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import is_dense, row_major
 from bolide.tracing.rules.registry import rule
-from bolide.tracing.tensor import AliasGroup, Recording, TracedTensor
+from bolide.tracing.tensor import AliasGroup, Listener, Recording, TracedTensor
 from bolide.tracing.trace import Trace
 from bolide.tracing.traits import traits_of
 
@@ -42,11 +42,15 @@ class Part(Trace):
         self.generators = outer.generators
         self.has_scalars, self.draws_as_eager = outer.has_scalars, outer.draws_as_eager
         self.compliant_only = outer.compliant_only
-        self.listener = outer.listener
         self.operands: list[TracedTensor] = []
         self.slots: list[fx.Node] = []
         self.symbols: list[Expr] = []
         self._adopted: dict[int, TracedTensor] = {}
+
+    @property
+    def listener(self) -> Listener:
+        """That of the trace around, which tells nobody any more when the program is over: autograd may keep parts."""
+        return self.outer.listener
 
     def dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         own = tuple([self.adopt(arg) for arg in args])

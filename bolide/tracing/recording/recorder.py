@@ -99,7 +99,7 @@ class Recorder(abc.ABC):
         self.generators: dict[int, tuple[torch.Generator, rng.GeneratorSlot]] = {}
         self.where: UserFrame | None = None
         self.shapes = ShapeEnv(lambda: self.where)
-        self.listener = Listener()
+        self._listener = Listener()
         self.assume: Callable[[str, UserFrame | None], None] | None = None
         self.captures_numbers: bool | None = False
         self.captures_sizes: bool | None = False
@@ -127,6 +127,15 @@ class Recorder(abc.ABC):
         self._size_nodes: dict[Expr, Node] = {}
         self._last_input: Node = self.graph._root
         self._last_slot: Node = self.graph._root
+
+    @property
+    def listener(self) -> Listener:
+        """What answers the recorder, and is told of what the program depends on."""
+        return self._listener
+
+    def tell(self, listener: Listener) -> None:
+        """From now on, tell this one."""
+        self._listener = listener
 
     @abc.abstractmethod
     def dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from torch import nn
 from torch._higher_order_ops import while_loop
 
 import bolide
+from bolide.support import leaks
 from bolide.tracing import graph as graphs
 
 X = torch.randn(4, 4)
@@ -55,6 +56,34 @@ def test_a_backward_may_come_after_the_function_is_gone(backend: str) -> None:
     found = [torch.autograd.grad(result, weight)[0] for result in results]
     for x, gradient in zip((X, -X), found):
         torch.testing.assert_close(gradient, torch.autograd.grad(chosen(x * weight).sum(), weight)[0])
+
+
+def breaking(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    if y.detach().max() > 0.5:
+        n = 2
+        y = y * w.mean()
+    else:
+        n = 3  # another number: the branch is a break
+    if y.min() < 0:
+        y = y @ w
+    return y * n
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_nothing_of_a_capture_is_kept_in_cycles_through_autograd(backend: str) -> None:
+    """Autograd's nodes hold the ways of branches. These held the interpreter, and it the results of such nodes."""
+    before = {id(value) for value in leaks.living()}
+    compiled = bolide.compile(breaking, backend=backend)
+    for size in (3, 5):
+        for sign in (1.0, -1.0):
+            x, w = (sign * torch.rand(size, 4)).requires_grad_(), torch.rand(4, 4, requires_grad=True)
+            compiled(x, w).sum().backward()
+    del compiled
+    bolide.reset()
+    gc.collect()
+    gc.collect()
+    assert [type(value) for value in leaks.living() if id(value) not in before] == []
 
 
 def test_a_module_and_its_parameters_die_with_their_last_user() -> None:
