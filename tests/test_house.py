@@ -29,7 +29,7 @@ SAID_ELSEWHERE = {
     # what PyTorch asks of symbolic numbers, and of stand-ins for tensors and modes
     *("is_nested_int", "nested_int", "constant_*", "int_", "float_", "expect_*", "guard_*", "statically_known_true"),
     *("int_truediv", "sym_*", "is_non_overlapping_and_dense", "is_channels_last_*", "supports_higher_order_operators"),
-    *("is_set_to", "tensor_contents"),
+    *("is_set_to", "tensor_contents", "_graph_repr"),
     # parameters of ATen operations and of PyTorch's functions
     *("HxW", "implicit", "input_size*", "input_dtype", "non_blocking", "num_weights", "self_is_result", "sparse_grad"),
     *("hint_override", "specialize_on", "can_constant_fold_through", "is_embedded_type", "skip_guard_eval_unsafe"),

@@ -192,7 +192,7 @@ class Assumptions:
         return value
 
     def rely_on_messages(self) -> None:
-        """A shape rule has raised, and the program may read its text: sizes in it have the values of now. It seldom
+        """An operation has raised, and the program may read its text: sizes in it have the values of now. It seldom
         does, so that is no reason to break, however many values there have been."""
         said, self.said = self.said, []
         for value in said:

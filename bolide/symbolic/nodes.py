@@ -500,16 +500,17 @@ class SymNode:
     def __repr__(self) -> str:
         return self.expr.text() if isinstance(self.expr, (Expr, Cond, Ratio)) else repr(self.expr)
 
-    def _graph_repr(self) -> Any:
-        """The text of a `SymInt` or `SymBool`, in the program and in messages: that of its value, which the program has
-        then looked at. In messages of shape rules nothing is assumed until the program may read one, and after the
-        trace nothing."""
-        if self.env.quiet or self.env.closed:
-            self.env.said.extend([self.expr] if self.env.quiet else ())
-            return repr(self.hint) if isinstance(self.expr, float) or not self.env.is_data(self.expr) else repr(self)
-        return repr(self.value())
+    def _graph_repr(self) -> object:
+        """The text of a `SymInt` or `SymBool` in the program: that of its value, which the program has then looked at.
+        In messages of shape rules nothing is assumed until the program may read one, and after the trace nothing."""
+        return self.str() if self.env.quiet or self.env.closed else repr(self.value())
 
-    str = _graph_repr  # what torch's messages say of a size
+    def str(self) -> object:
+        """What torch's own messages say. It writes some before it knows whether they are needed, so nothing is assumed
+        until one is raised."""
+        if not self.env.closed:
+            self.env.said.append(self.expr)
+        return repr(self.hint) if isinstance(self.expr, float) or not self.env.is_data(self.expr) else repr(self)
 
 
 class ShapeEnv(Assumptions):

@@ -69,7 +69,15 @@ class Trace(Recorder):
     def perform(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call one of torch's functions, or an operator, for the program."""
         args = forms.for_derivatives(function, args)
-        return primitives.call(function, args, kwargs) if self.shapes.hints else function(*args, **kwargs)
+        if not self.shapes.hints:
+            return function(*args, **kwargs)
+        try:
+            return primitives.call(function, args, kwargs)
+        except Exception:
+            self.shapes.rely_on_messages()
+            raise
+        finally:
+            self.shapes.said.clear()
 
 
 def decomposed(trace: Trace, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

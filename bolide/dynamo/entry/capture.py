@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -104,26 +105,26 @@ def _capture(
     learnt = history.learnt
     while True:
         first = attempt()
-        known = len(learnt.apart)
+        known = learnt.lessons
         try:
             return _capture_from(first, attempt, breaks)
         except NeedsNumbers as error:
             if not history.fix(error.needed):
                 raise
         except Unsupported:
-            if len(learnt.apart) == known:
+            if learnt.lessons == known:
                 raise
         finally:
             del first
-        # a branch that was one of the graph is a break now, or symbols are numbers
+        # a branch that was one of the graph is a break now, symbols are numbers, or one tensor is one input
 
 
 def _capture_from(first: _Attempt, attempt: Callable[[], _Attempt], breaks: bool) -> Captured:
     begin = time.perf_counter()
     learnt = first.symbols.history.learnt
-    notices, loops, apart = Notices(learnt.warned), set(learnt.loops), len(learnt.apart)
+    notices, loops, lessons = Notices(learnt.warned), set(learnt.loops), learnt.lessons
     outcome = _unless_unsupported(first, notices, None, None)
-    again = isinstance(outcome, Unsupported) and len(learnt.apart) > apart
+    again = isinstance(outcome, Unsupported) and learnt.lessons > lessons
     if not again and loops != learnt.loops:  # one that was unrolled ends the segment at its first item
         first.machine.forget()
         first = attempt()
@@ -190,6 +191,8 @@ def _unless_unsupported(
         with notices.kept(attempt.machine):
             return attempt.run(stop, ending)
     except BaseException as error:
+        if isinstance(error, Unsupported) and error.kind in ("input", "tensor_write") and attempt.world.inputs.twins:
+            attempt.symbols.history.learnt.joined = True
         _release(attempt.world, attempt.machine, attempt.rebuilder)
         if not isinstance(error, Unsupported):
             raise
@@ -411,8 +414,10 @@ class _Attempt:
         if any(id(generator) not in rebuilder.memo for generator in unfinished):
             raise _lives_on(machine)
         _guard_aliasing(world, self.trace)
+        _guard_derivatives(world)
         _guard_identities(world)
         world.rely_on_hashes()
+        _refuse_twins(world)
         return Captured(
             decode(self.code).qualname,
             self.trace,
@@ -570,6 +575,25 @@ def _guard_aliasing(world: World, trace: Trace) -> None:
     for group in groups:
         if len(group) > 1:
             world.guards.all.append(Guard(None, "not_aliased", tuple(sources[i] for i in group)))
+
+
+def _guard_derivatives(world: World) -> None:
+    """An input by which the program takes derivatives must be no other input: what is computed of that would count."""
+    inputs, flagged = world.inputs, {source for source, _ in world.journal.flags}
+    derived_by = inputs.derived_by | {i for i, source in enumerate(inputs.sources) if source in flagged}
+    kinds = [(real.dtype, real.dim(), real.requires_grad) for real in inputs.tensors]
+    for i, other in itertools.product(derived_by, range(len(kinds))):
+        if i != other and kinds[i] == kinds[other] and not {i, other} & inputs.made:
+            places = inputs.sources[i], inputs.sources[other]
+            if not (all(map(_is_member, places)) or (other in derived_by and other < i)):
+                world.guards.all.append(Guard(None, "distinct", places))
+
+
+def _refuse_twins(world: World) -> None:
+    """Raises Unsupported where it counts that two inputs are one tensor."""
+    relied = [set(guard.expected) for guard in world.guards.all if guard.kind in ("distinct", "not_aliased")]
+    if any(twins <= places for twins in map(set, world.inputs.twins) for places in relied):
+        raise world.guards.refusal("input", "two inputs are one tensor, and the program sees it")
 
 
 def _guard_identities(world: World) -> None:

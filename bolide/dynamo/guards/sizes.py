@@ -168,6 +168,12 @@ class Learnt:
     recent: frozenset[int] = frozenset()  # values of symbols of the version made last: sizes at the next points, too
     warned: set[object] = field(default_factory=set)  # the warnings that have been shown
     apart: set[Location] = field(default_factory=set)  # branches on data that no graph can make
+    joined: bool = False  # a tensor that is found at two places is one input, also where it was two tensors before
+
+    @property
+    def lessons(self) -> int:
+        """How many reasons there were to capture again from the start."""
+        return len(self.apart) + self.joined
 
 
 class SizeHistory:
@@ -357,6 +363,13 @@ class Symbols:
         changes = source in self.history.learnt.data
         self.history.left_unread |= changes
         return not changes or self.history.reads_anew
+
+    def comes_apart(self, source: Source, first: Source) -> bool:
+        """Whether the tensor at a place, found at `first` before, was another one than that in an earlier capture."""
+        place = Source("apply", source, (), id)
+        self.met[place] = (first,)
+        captures = [] if self.history.learnt.joined else self.history.captures
+        return any(source in met or met.get(place, (first,)) != (first,) for met in captures)
 
     def may_be_fixed(self, expr: Expr) -> bool:
         """Whether an expression is over sizes from outside, none of which has to stay symbolic by the user's will."""

@@ -276,8 +276,10 @@ def _grad(
     if not all(tensor.requires_grad for tensor in starts):
         raise RuntimeError("One of the differentiated Tensors does not require grad")
     _refuse_outer_graph(vm, ends, starts, "torch.autograd.grad")
-    for place in (vm.world.inputs.place(tensor) for tensor in starts):
-        if place is not None and (hooked := hooks_of(vm, place)) is not None:
+    places = {place for tensor in starts if (place := vm.world.inputs.place(tensor)) is not None}
+    vm.world.inputs.derived_by |= places
+    for place in places:
+        if (hooked := hooks_of(vm, place)) is not None:
             remedy = "compile what is called outside of the hook"
             raise vm.unsupported(hooked, "tensor_method", remedy, "torch.autograd.grad")
     gradients = run_engine(vm, ends, grad_outputs, starts, (keep, create, unused, False))

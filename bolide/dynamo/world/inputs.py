@@ -36,6 +36,8 @@ class Inputs:
         self.masked: dict[int, tuple[TracedTensor, type]] = {}  # tensors of the program's own classes, by id: and masks
         self.made: set[int] = set()  # inputs that are memory of their own: each call makes them
         self.unmasked: dict[int, tuple[torch.Tensor, Source]] = {}  # by id of a masked input: the real tensor
+        self.twins: set[tuple[Source, Source]] = set()  # two places of one tensor that are two inputs
+        self.derived_by: set[int] = set()  # inputs by which the program takes derivatives
 
     def place(self, tensor: object) -> int | None:
         """The index of the input that a traced tensor is, or None."""
@@ -67,6 +69,14 @@ class Inputs:
             expected = replace(expected, shape=shape, stride=stride, symbols=self.symbols.read_by((*shape, *stride)))
         self.guards.all.append(Guard(source, "tensor", expected, where))
         return traced
+
+    def twin(self, real: torch.Tensor, source: Source, first: Source) -> TracedTensor | None:
+        """A tensor of data that was found at `first` before, as an input of its own, where the two are not one at every
+        call. None where they may be one, or derivatives would tell."""
+        if real.requires_grad or not self.symbols.comes_apart(source, first):
+            return None
+        self.twins.add((source, first))
+        return self.add(real, source, real)
 
     def _note_storage(self, real: torch.Tensor, traced: TracedTensor) -> None:
         """Inputs that share memory may be read, not written: the trace does not know of each other."""

@@ -212,6 +212,9 @@ class World:
                 if isinstance(real, type):
                     self.guards.add(source, "is", real)
                 elif cls is not tuple:
+                    apart = self._alone(self.inputs.twin, real, source, known.source) if cls is torch.Tensor else None
+                    if apart is not None:
+                        return apart
                     self.guards.add(source, "same", known.source)
                     return known.value
             if cls is not tuple:

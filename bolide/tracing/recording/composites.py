@@ -43,6 +43,7 @@ def install() -> None:
             aten.max_pool1d.default: max_pool1d,
             aten.reshape.default: _of_primitives(reshape),
             aten.scaled_dot_product_attention.default: attention,
+            aten.take_along_dim.default: take_along_dim,
         }
         for op in (aten.hardshrink.default, aten.softshrink.default, aten.multilabel_margin_loss_forward.default):
             ours[op] = _of_primitives(op)  # torch's formula takes types that no kernel does
@@ -242,6 +243,18 @@ def max_pool1d(x: Any, size: Any, stride: Any = (), padding: Any = 0, dilation: 
         x.unsqueeze(-2), rows(size, 1), rows(stride, 1), rows(padding, 0), rows(dilation, 1), ceil
     )
     return pooled[0].squeeze(-2)
+
+
+def take_along_dim(x: Tensor, places: Tensor, dim: int | None = None) -> Tensor:
+    """`torch.take_along_dim`: numbers of `x` along a dimension; all others are broadcast."""
+    if places.dtype is not torch.int64 or (dim is not None and x.dim() != places.dim()):  # refused
+        return aten.take_along_dim.default._op_dk(_COMPOSITE, x, places, dim)  # type: ignore[no-any-return]
+    if dim is None:
+        return x.reshape(-1).gather(0, places.reshape(-1))
+    dim = wrap_dim(dim, x.dim())
+    batch = broadcast_shapes([(*each.shape[:dim], 1, *each.shape[dim + 1 :]) for each in (x, places)])
+    x, places = (each.expand(*batch[:dim], each.shape[dim], *batch[dim + 1 :]) for each in (x, places))
+    return x.gather(dim, places)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def _arange(
         dtype = torch.get_default_dtype() if floats else torch.int64
     if not dtype.is_floating_point:
         start, end, step = (int(n) if isinstance(n, float) else n for n in (start, end, step))
-    if isinstance(step, int) and not isinstance(start, float) and not isinstance(end, float):
+    if all(isinstance(number, (int, torch.SymInt)) for number in (start, end, step)):
         count = -((start - end) // step)
     else:
         count = -int(-(end - start) // step)

@@ -30,6 +30,8 @@ _NO_SIZES = frozenset(  # integers that say something else
 )
 TRUSTING = frozenset({"linalg_ldl_solve", "linalg_lu_solve"})
 """Kernels that take numbers in a tensor for places in memory, unchecked: they are never run on made-up data."""
+_CHECKING = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
+"""Private parts of operations whose kernels check for themselves that sizes fit."""
 _NUMBERS = (int, float, complex, bool, str, torch.dtype)
 _SMALL = 1 << 12
 _MOST_DIMS = 16
@@ -123,8 +125,11 @@ def _is_about_parameters(func: OpOverload) -> bool:
 def trusts_sizes(func: OpOverload) -> bool:
     """Whether the kernel may take it for granted that its operands' sizes fit one another, and reads or writes other
     memory where they do not: the private part of an operation (`_fft_c2r`), whose public part has checked them, or a
-    derivative."""
-    return func._opname.startswith("_") or "backward" in func._opname
+    derivative. One that is given a tensor and no sizes (`_linalg_svd`) has nothing that could not fit."""
+    kinds = [str(arg.type) for arg in func._schema.arguments]
+    alone = sum("Tensor" in kind for kind in kinds) == 1 and not any("int" in kind for kind in kinds)
+    private = func._opname.startswith("_") and not alone and func._opname not in _CHECKING
+    return private or "backward" in func._opname
 
 
 @functools.cache

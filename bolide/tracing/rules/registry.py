@@ -87,7 +87,7 @@ def infer(func: Any, args: Any, kwargs: Any, shapes: ShapeEnv | None = None) -> 
 def _quietly(shapes: ShapeEnv, function: Callable[..., Any], args: Any) -> Any:
     """What a function says that writes sizes into messages which may never be shown. One that is raised is: the program
     may read it, and goes on otherwise than for sizes that are not refused."""
-    shapes.quiet = True
+    shapes.quiet, before = True, len(shapes.said)
     try:
         return function(*args)
     except BolideError:
@@ -97,7 +97,7 @@ def _quietly(shapes: ShapeEnv, function: Callable[..., Any], args: Any) -> Any:
         raise
     finally:
         shapes.quiet = False
-        shapes.said.clear()
+        del shapes.said[before:]  # what stands before is of messages of the operation that is made of this one
 
 
 def remembered(shapes: ShapeEnv, function: Callable[..., Any], *args: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -113,3 +114,60 @@ def test_weights_that_are_tied_after_the_first_call() -> None:
     assert compiled() == 12
     model[1].weight = model[0].weight
     assert compiled() == program() == 8
+
+
+def test_pairs_that_share_tensors_otherwise_in_each_call() -> None:
+    def program(batch: Any) -> Any:
+        states, following = (torch.stack(parts) for parts in zip(*batch))
+        return (states - 2 * following).sum(0)
+
+    compiled: Any = bolide.compile(program)
+    steps = [torch.randn(3) for _ in range(9)]
+    pairs = list(itertools.pairwise(steps))
+    for places in ((0, 1, 5), (4, 2, 3), (6, 7, 6), (0, 3, 1), (2, 1, 0), (5, 5, 5), (0, 2, 4)):
+        batch = [pairs[place] for place in places]
+        torch.testing.assert_close(compiled(batch), program(batch))
+    assert len(compiled._bolide.entries) == 2
+
+
+TOLD: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "identity": lambda a, b, c: (a is b, b is c),
+    "write": lambda a, b, c: (a.mul_(2), b + c),
+    "write to what was read": lambda a, b, c: (b + c, a.mul_(2), b * 2),
+    "set": lambda a, b, c: len({a, b, c}),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_tensors_that_are_one_where_that_counts(name: str) -> None:
+    program = TOLD[name]
+    compiled = bolide.compile(program)
+    for places in ((0, 0, 1), (0, 1, 1), (0, 1, 2), (1, 0, 1), (2, 2, 2), (0, 1, 1)):
+        a, b = [torch.randn(3) for _ in range(3)], []
+        b = [x.clone() for x in a]
+        want, got = program(*[a[place] for place in places]), compiled(*[b[place] for place in places])
+        torch.testing.assert_close((got, b), (want, a))
+
+
+def squared(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad((a * b).sum(), a)[0]
+
+
+DERIVED: dict[str, Callable[[Any, Any], Any]] = {
+    "grad": squared,
+    "by the second": lambda a, b: squared(b, a),
+    "twice": lambda a, b: (squared(a, b), squared(b, a)),
+    "backward": lambda a, b: ((a * b).sum().backward(), a.grad)[1],
+    "made to require grad": lambda a, b: squared(a.requires_grad_(), b),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_a_derivative_by_an_argument_that_is_another_one_too(name: str) -> None:
+    program = DERIVED[name]
+    compiled = bolide.compile(program)
+    for same in (False, True, False, True):
+        numbers = [torch.randn(3), torch.randn(3)]
+        made = [[x.clone().requires_grad_(not name.startswith("made")) for x in numbers] for _ in range(2)]
+        want, got = (f(pair[0], pair[0 if same else 1]) for f, pair in zip((program, compiled), made))
+        torch.testing.assert_close(got, want)

@@ -30,6 +30,11 @@ PROBED = {
     "max_pool3d": (lambda x: F.max_pool3d(x, 3, 2, 1), 5, {}),
     "avg_pool3d": (lambda x: F.avg_pool3d(x, 3, 2, 1, ceil_mode=True), 5, {}),
     "diag_embed": (lambda x: torch.diag_embed(x, 1) * 2, 2, {}),
+    "take_along_dim": (lambda x: torch.take_along_dim(x, x.argsort(1)[:, :4, :1], 1), 3, {}),
+    "take_along_all": (lambda x: torch.take_along_dim(x, x.flatten().argsort()[:5]), 2, {}),
+    "nuclear": (lambda x: torch.linalg.norm(torch.cat([x, torch.eye(x.shape[1])]), "nuc")[None], 2, {}),
+    "embedding_bag": (lambda x: F.embedding_bag(x.detach().argsort(1), torch.ones(99, 3)) * x[:, :3], 2, {}),
+    "every_row": (lambda x: x.flatten()[torch.arange(0, x.numel(), x.shape[1])], 2, {}),
     "bilinear": (lambda x: F.bilinear(x, x.sin(), torch.ones(3, 6, 6)), 2, {1: 6}),
 }
 
@@ -154,3 +159,43 @@ def test_no_kernel_is_asked_about_sizes_that_it_reads_past():
     for n in (8, 9, 12, 8):
         x = torch.randn(5, 6, 7, requires_grad=True)
         torch.testing.assert_close(compiled(x, n), inverse(x, n))
+
+
+NORMS = {
+    "rms": lambda: torch.nn.RMSNorm(6),
+    "rms without weights": lambda: torch.nn.RMSNorm(6, eps=1e-5, elementwise_affine=False),
+    "layer": lambda: torch.nn.LayerNorm(6),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", NORMS)
+def test_what_messages_would_say_of_sizes_is_not_assumed(name, training):
+    model, told = NORMS[name](), []
+    compiled = bolide.compile(model, fullgraph=True)
+    with torch.set_grad_enabled(training), events.subscribed(told.append):
+        for size in ((4, 5, 6), (4, 7, 6), (3, 8, 6), (5, 9, 6), (7, 3, 6)):
+            mine = torch.randn(size, requires_grad=training)
+            theirs = mine.detach().clone().requires_grad_(training)
+            got, want = compiled(mine), model(theirs)
+            torch.testing.assert_close(got, want)
+            if training:
+                got.square().sum().backward()
+                want.square().sum().backward()
+                torch.testing.assert_close(mine.grad, theirs.grad)
+    assert installed(told) == 3
+
+
+def test_what_messages_say_of_sizes_holds_at_each_call():
+    def program(x, width):
+        try:
+            return F.rms_norm(x, (width,))
+        except RuntimeError as error:
+            return str(error)
+
+    compiled = bolide.compile(program)
+    for size in ((4, 5), (4, 6), (7, 3)):
+        for width in (3, 6):
+            x = torch.randn(size)
+            want, got = program(x, width), compiled(x, width)
+            assert got == want if type(want) is str else torch.allclose(got, want)
