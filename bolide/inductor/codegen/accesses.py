@@ -14,9 +14,10 @@ from typing import Literal
 import torch
 
 from bolide.inductor.codegen.builder import BITS, FLOATS, Builder, Value, llvm_type, mangle
-from bolide.inductor.codegen.instructions import MEMORY, cast
+from bolide.inductor.codegen.instructions import INSTRUCTIONS, MEMORY, cast
 from bolide.inductor.codegen.scope import Scope, Term, fits
 from bolide.inductor.ir.loops import Access, Loop, Node, Store
+from bolide.inductor.ir.scalar_ops import NARROW_FLOATS
 from bolide.inductor.ir.walks import crosses, loads_of, roots_in
 from bolide.symbolic import Expr
 
@@ -164,17 +165,17 @@ def store(scope: Scope, statement: Store, value: Value, values: tuple[Value, ...
     if dtype == torch.bool:
         value = b.convert("zext", value, "i8")
     active = mask if where.shape == "one" and statement.mode == "set" else _active(scope, mask)
-    if statement.mode == "set" or (statement.mode == "add" and where.distinct):
+    if statement.mode == "set" or (statement.mode != "atomic_add" and where.distinct):
         if where.shape != "one":
             value = scope.wide(value)
         if scope.paired and where.shape == "run":
             _write_pairs(scope, where, cast(value, dtype, torch.float32))
             return
-        if statement.mode == "add":
-            value = _add(_read(scope, where, active, kind), value, dtype)
+        if statement.mode != "set":
+            value = _joined(statement.mode, _read(scope, where, active, kind), value, dtype)
         _write(scope, where, value, active, kind)
         return
-    _add_by_lane(scope, where, value, active, dtype, statement.mode == "atomic_add")
+    _join_by_lane(scope, where, value, active, dtype, statement.mode)
 
 
 def _read(scope: Scope, where: Place, active: Value | None, kind: str) -> Value:
@@ -264,17 +265,18 @@ def _mark(scope: Scope, where: Place, conditions: list[Value]) -> None:
     b.label(after)
 
 
-def _add(old: Value, new: Value, dtype: torch.dtype) -> Value:
-    if dtype in (torch.bfloat16, torch.float16):
-        wide = cast(old, dtype, torch.float32) + cast(new, dtype, torch.float32)
+def _joined(mode: str, old: Value, new: Value, dtype: torch.dtype) -> Value:
+    """What the operation `mode` gives of an element and a value."""
+    if dtype in NARROW_FLOATS:
+        wide = _joined(mode, cast(old, dtype, torch.float32), cast(new, dtype, torch.float32), torch.float32)
         return cast(wide, torch.float32, dtype)
-    return old | new if dtype == torch.bool else old + new
+    return INSTRUCTIONS["or" if dtype == torch.bool and mode == "add" else mode](dtype, old, new)
 
 
-def _add_by_lane(
-    scope: Scope, where: Place, value: Value, active: Value | None, dtype: torch.dtype, atomic: bool
+def _join_by_lane(
+    scope: Scope, where: Place, value: Value, active: Value | None, dtype: torch.dtype, mode: str
 ) -> None:
-    """Read-modify-write one lane after the other, as lanes may meet in one element. Lanes that are off add to
+    """Read-modify-write one lane after the other, as lanes may meet in one element. Lanes that are off change what is
     nowhere."""
     b, kind = scope.b, MEMORY[dtype]
     lanes = max(value.lanes, where.pointer.lanes, 1 if active is None else active.lanes, scope.lanes)
@@ -286,12 +288,12 @@ def _add_by_lane(
         if active is not None:
             address = b.select(b.extract(active, lane), address, _spare(b, "nowhere"))
         element = b.extract(value, lane)
-        if atomic:
+        if mode == "atomic_add":
             operation = "fadd" if kind in FLOATS else "add"
             b.emit(f"atomicrmw {operation} {address}, {element} monotonic, align {align}", kind)
         else:
             old = b.emit(f"load {kind}, {address}, align {align}", kind)
-            b.do(f"store {_add(old, element, dtype)}, {address}, align {align}")
+            b.do(f"store {_joined(mode, old, element, dtype)}, {address}, align {align}")
 
 
 # ---- loads that run along memory in a ``tile`` loop, across it in the vector loop around --------------------------

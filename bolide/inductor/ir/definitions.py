@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
-from bolide.inductor.ir.loops import CPU, Node, ReduceOp
+from bolide.inductor.ir.loops import CPU, Node, ReduceOp, ScatterMode
 from bolide.symbolic import Expr, contiguous_strides
 
 
@@ -127,8 +127,8 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """name = a copy of `base` (a buffer of the same shape), then for every point of `axes`: name[coords] = (or +=)
-    value.
+    """name = a copy of `base` (a buffer of the same shape), then for every point of `axes`: name[coords] = value, or,
+    with another mode than ``set``, what that operation gives of the element and the value.
 
     `coords` may use ``$0, $1 …`` for `operands`. With mode ``set`` and repeated coordinates the last in row-major
     order of the axes wins (as eager on CPU does for index_put/scatter). Without operands no two points have the same
@@ -143,7 +143,7 @@ class Scatter:
     coords: tuple[Expr, ...]
     operands: tuple[Node, ...]
     value: Node
-    mode: Literal["set", "add"] = "set"
+    mode: ScatterMode = "set"
     layout: Layout | None = None
     origin: Origin | None = None
     absorbed: tuple[Origin, ...] = ()

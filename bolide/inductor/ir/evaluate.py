@@ -108,12 +108,20 @@ def _scattered(definition: Scatter, buffers: Memory, env: Env) -> torch.Tensor:
     for coord, size in zip(definition.coords, _shape(definition.shape, env)):
         linear = linear * size + index_value(coord, scope)
     flat, linear = result.view(-1), linear.reshape(-1)
-    if definition.mode == "add":
-        flat.index_put_((linear,), value, accumulate=True)
+    if definition.mode != "set":
+        joined_into(flat, linear, value, definition.mode)
     else:
         for place, element in zip(linear.tolist(), value):
             flat[place] = element
     return buffers[definition.base].copy_(result) if definition.name == definition.base else result
+
+
+def joined_into(flat: torch.Tensor, places: torch.Tensor, value: torch.Tensor, mode: str) -> None:
+    """Changes the elements at these places to what `mode` gives of them and of the values."""
+    if mode in ("add", "atomic_add"):
+        flat.index_put_((places,), value, accumulate=True)
+    else:
+        flat.scatter_reduce_(0, places, value, {"mul": "prod", "min": "amin", "max": "amax"}[mode])
 
 
 def _with_programs(args: Sequence[Any], programs: Sequence[Program], buffers: Memory) -> list[Any]:

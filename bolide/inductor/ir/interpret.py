@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bolide.inductor.ir.evaluate import Env, Memory, NodeValues, grid, index_value
+from bolide.inductor.ir.evaluate import Env, Memory, NodeValues, grid, index_value, joined_into
 from bolide.inductor.ir.loops import VECTOR_KINDS, Access, Init, Kernel, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.scalar_ops import identity, reduced
 
@@ -125,4 +125,4 @@ class _Machine:
         elif statement.mode == "any":
             buffer[index[mask][value]] = True
         else:
-            buffer.index_put_((index[mask],), value, accumulate=True)
+            joined_into(buffer, index[mask], value, statement.mode)

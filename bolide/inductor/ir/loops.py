@@ -65,7 +65,8 @@ class Node:
 AxisKind = Literal["parallel", "serial", "vector", "tile", "reduce", "reduce_vector", "scan"]
 VECTOR_KINDS: frozenset[AxisKind] = frozenset(("vector", "reduce_vector"))
 Bound = Literal["threads"]
-StoreMode = Literal["set", "add", "atomic_add", "any"]
+ScatterMode = Literal["set", "add", "mul", "min", "max"]
+StoreMode = Literal["set", "add", "mul", "min", "max", "atomic_add", "any"]
 ReduceOp = Literal["sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "xor"]
 
 
@@ -119,8 +120,9 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """buffer[index] = value (mode ``set``) or += (``add``: plain read-modify-write, ``atomic_add``: safe across
-    parallel iterations) or, of bools, True where the value is (``any``: safe as well, since all store the same).
+    """buffer[index] = value (mode ``set``), or what an operation gives of the element and the value (``add``, ``mul``,
+    ``min``, ``max``: plain read-modify-write, ``atomic_add``: safe across parallel iterations) or, of bools, True where
+    the value is (``any``: safe as well, since all store the same).
     `operands`: those for $0, $1 … and, when access.masked, a last bool mask."""
 
     access: Access

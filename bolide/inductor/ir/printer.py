@@ -31,6 +31,9 @@ Line = tuple[Stmt | None, str]
 # ---- scalars --------------------------------------------------------------------------------------------------------
 
 
+_SIGNS = {"set": "=", "add": "+=", "mul": "*=", "min": "min=", "max": "max=", "atomic_add": "atomic +=", "any": "|="}
+
+
 def node_text(node: Node, names: Mapping[Node, str] | None = None) -> str:
     """A scalar expression, written out in full but for nodes that have names."""
     if names and node in names:
@@ -130,7 +133,7 @@ class _KernelPrinter:
             value, *position = [self.value(node, statement, indent) for node in roots_of(statement)]
             return f"{statement.name} {self.signs.get(statement.name, '?')}= {' @ '.join([value, *position])}"
         place = _place(statement.access, [self.value(node, statement, indent) for node in statement.operands])
-        op = {"set": "=", "add": "+=", "atomic_add": "atomic +=", "any": "|="}[statement.mode]
+        op = _SIGNS[statement.mode]
         return f"{place} {op} {self.value(statement.value, statement, indent)}"
 
     def value(self, node: Node, statement: Stmt, indent: str) -> str:
@@ -169,8 +172,8 @@ def definition_text(definition: Definition) -> str:
     value = node_text(definition.value)
     if isinstance(definition, Scatter):
         place = _place(Element("", definition.coords), [node_text(operand) for operand in definition.operands])
-        sign = "=" if definition.mode == "set" else "+="
-        value = f"{definition.base} with {place} {sign} {value} for {_ranges(zip(definition.axes, definition.extents))}"
+        points = _ranges(zip(definition.axes, definition.extents))
+        value = f"{definition.base} with {place} {_SIGNS[definition.mode]} {value} for {points}"
         return f"{definition.name}: {_type(definition.dtype, definition.shape, None)} = {value}"
     if definition.reduce_op is not None:
         place = "" if definition.position is None else f" at {node_text(definition.position)}"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 import torch.fx
@@ -25,7 +25,7 @@ from bolide.inductor.ir.definitions import (
     WriteBack,
     axis_vars,
 )
-from bolide.inductor.ir.loops import CPU, Node, ReduceOp
+from bolide.inductor.ir.loops import CPU, Node, ReduceOp, ScatterMode
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.registry import EXTERN, LOWERINGS, TAKE_SIZES
 from bolide.inductor.lowering.values import (
@@ -242,10 +242,10 @@ class Lowering:
         extents: Coords,
         coords: Callable[[Coords], tuple[Coords, tuple[Node, ...]]],
         value: Reader,
-        mode: Literal["set", "add"],
+        mode: ScatterMode,
     ) -> TensorValue:
-        """A copy of `base` into which value(i) is written (or added) at coords(i), for i over `extents`. An input that
-        becomes the result is updated through the view that `base` is of it: then the copy is of all of it."""
+        """A copy of `base` into which value(i) is written, or added and so on, at coords(i), for i over `extents`. An
+        input that becomes the result is updated through the view that `base` is of it: then all of it is copied."""
         through = self.node in self.updates
         whole = base if through or not base.maps else self.copy(base)
         names, axes = self.axes(extents)

@@ -6,13 +6,14 @@ clamped where it is used, so that a kernel never reads or writes out of bounds e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 
 from bolide.inductor.ir.definitions import Extern, axis_var
-from bolide.inductor.ir.loops import Node
+from bolide.inductor.ir.loops import Node, ScatterMode
+from bolide.inductor.ir.scalar_ops import JOINED_BY, identity
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.reductions import reduction
@@ -33,6 +34,7 @@ def _check_index(bad: torch.Tensor, message: str, index_error: bool) -> None:
 
 check_index = operator("check_index(Tensor bad, str message, bool index_error) -> ()", _check_index)
 
+ZERO = Expr.const(0)
 _BOUNDS = "index is out of bounds for its dimension"
 
 Place = Callable[[Coords], tuple[Coords, tuple[Node, ...]]]
@@ -65,8 +67,11 @@ def checked_index(
     length, last = sc.index(size), sc.index(Expr.max(size - 1, 0))
     raw = ctx.reader(index, torch.int64)
 
-    def bad(coords: Coords) -> Node:
-        value = raw(coords)
+    strides = () if index.maps else ctx.layout_of(index.buffer).stride
+
+    def bad(coords: Coords) -> Node:  # of what is expanded one element is enough
+        once = [coord if stride is not ZERO else ZERO for coord, stride in zip(coords, strides)]
+        value = raw(tuple(once) if strides else coords)
         outside = sc.logical_or(sc.lt(value, sc.index(-size) if wraps else 0), sc.ge(value, length))
         return outside if ignore is None else sc.logical_and(outside, sc.ne(value, ignore))
 
@@ -179,7 +184,7 @@ def index_put(
         if mask is None or mask.dtype is not torch.bool or values.shape or accumulate:
             return EXTERN
         return _masked_put(ctx, x, mask, values)
-    mode: Literal["add", "set"] = "add" if accumulate else "set"
+    mode: ScatterMode = "add" if accumulate else "set"
     if _rounds(x, mode):
         return EXTERN
     pattern = _Indexed(ctx, x, indices, _BOUNDS)
@@ -193,8 +198,8 @@ def _masked_put(ctx: Lowering, x: TensorValue, mask: TensorValue, value: TensorV
 
 
 def _rounds(x: TensorValue, mode: str) -> bool:
-    """Whether eager rounds at every addition to an element."""
-    return mode == "add" and sc.compute_dtype(x.dtype) is not x.dtype
+    """Whether eager rounds at every addition to an element, or product."""
+    return mode in ("add", "mul") and sc.compute_dtype(x.dtype) is not x.dtype
 
 
 # ---- along one dimension --------------------------------------------------------------------------------------------
@@ -232,7 +237,7 @@ def gather(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, *, spars
     return EXTERN if place is None else ctx.compute(*ctx.out, lambda coords: x.load_indirect(*place(coords)))
 
 
-def _register_scatter(overload: object, mode: Literal["add", "set"]) -> None:
+def _register_scatter(overload: object, mode: ScatterMode) -> None:
     """x with `source` written or added at index(i) of `dim`, for i over the shape of `index`."""
 
     @lowering(overload)
@@ -254,7 +259,7 @@ def _rows_written(
     dim: int,
     index: TensorValue,
     value: Reader,
-    mode: Literal["add", "set"],
+    mode: ScatterMode,
     wraps: bool = False,
 ) -> object:
     """x with value(i) at slice index(i[dim]) of `dim`."""
@@ -284,3 +289,103 @@ def index_copy(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, sour
 @lowering(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, value: Operand) -> object:
     return _rows_written(ctx, x, dim, index, ctx.reader(value, x.dtype), "set", wraps=True)
+
+
+# ---- reductions by index -------------------------------------------------------------------------------------------
+
+#: The reduction that each name of ATen's stands for; a mean is a sum, divided.
+_REDUCTIONS = {"sum": "sum", "prod": "prod", "amin": "min", "amax": "max", "mean": "sum"}
+
+
+@lowering(aten.scatter_reduce.two)
+def scatter_reduce(
+    ctx: Lowering,
+    x: TensorValue,
+    dim: int,
+    index: TensorValue,
+    source: TensorValue,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> object:
+    place = None if _is_atens(x, reduce) else _one_for_each(ctx, x, dim, index)
+    if place is None:
+        return EXTERN
+    return _reduced_into(ctx, x, index.shape, place, ctx.reader(source, x.dtype), reduce, include_self)
+
+
+@lowering(aten.index_reduce.default)
+def index_reduce(
+    ctx: Lowering,
+    x: TensorValue,
+    dim: int,
+    index: TensorValue,
+    source: TensorValue,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> object:
+    same_rank = len(source.shape) == len(x.shape)
+    place = None if _is_atens(x, reduce) or not same_rank else _rows(ctx, x, dim, index)
+    if place is None:
+        return EXTERN
+    extents = replaced(x.shape, dim % len(x.shape), index.shape[0] if index.shape else ONE)
+    return _reduced_into(ctx, x, extents, place, source.load, reduce, include_self)
+
+
+def _is_atens(x: TensorValue, reduce: str) -> bool:
+    mode = JOINED_BY[_REDUCTIONS[reduce]]
+    return x.dtype is torch.bool or x.dtype.is_complex or _rounds(x, mode)
+
+
+def _reduced_into(
+    ctx: Lowering, x: TensorValue, extents: Coords, place: Place, value: Reader, reduce: str, include_self: bool
+) -> TensorValue:
+    """`x` with each element the reduction of all values at its place, and of what it was if it is to be included: else
+    those that get a value begin with the reduction of nothing."""
+    op, dtype = _REDUCTIONS[reduce], x.dtype
+    base = x
+    if not include_self:
+        base = ctx.scatter(x, extents, place, lambda _: sc.const(identity(op, dtype), dtype), "set")
+    mode: ScatterMode = JOINED_BY[op]  # type: ignore[assignment]
+    total = ctx.scatter(base, extents, place, value, mode)
+    if reduce != "mean":
+        return total
+    own = ctx.compute(x.shape, dtype, lambda _: sc.const(int(include_self), dtype), hint="own")
+    count = ctx.scatter(own, extents, place, lambda _: sc.const(1, dtype), "add")
+
+    def mean(coords: Coords) -> Node:
+        number = count.load(coords)
+        divisor = sc.where(sc.eq(number, 0), 1, number)
+        if dtype.is_floating_point:
+            return sc.div(total.load(coords), divisor)
+        return sc.binary("floordiv", total.load(coords), divisor)
+
+    return ctx.compute(x.shape, dtype, mean)
+
+
+@lowering(aten.histc.default)
+def histc(ctx: Lowering, x: TensorValue, bins: object = 100, min: object = 0, max: object = 0) -> object:
+    """Counts of the values in `bins` intervals of equal length from `min` to `max`; the last one holds `max` too. Where
+    these are equal the data say them, which is ATen's."""
+    if not isinstance(bins, int) or not isinstance(min, (int, float)) or not isinstance(max, (int, float)):
+        return EXTERN
+    dtype, number, bin = x.dtype, as_expr(bins), operand_var(0, as_expr(bins))
+    if x.is_empty or dtype not in (torch.float32, torch.float64):
+        return EXTERN
+    ends = torch.tensor([float(min), float(max)], dtype=dtype)
+    low, width = ends[0].item(), (ends[1] - ends[0]).item()
+    if not 0 < width < math.inf:
+        return EXTERN
+
+    def inside(coords: Coords) -> Node:
+        value = x.load(coords)
+        return sc.logical_and(sc.ge(value, low), sc.le(value, ends[1].item()))
+
+    def place(coords: Coords) -> tuple[Coords, tuple[Node, ...]]:
+        scaled = sc.div(sc.mul(sc.sub(x.load(coords), low), bins), width)
+        at = sc.cast(sc.where(inside(coords), scaled, 0), torch.int64)
+        return (bin,), (sc.minimum(at, sc.index(number - 1)),)
+
+    zeros = ctx.compute((number,), dtype, lambda _: sc.const(0, dtype), hint="zeros")
+    return ctx.scatter(zeros, x.shape, place, lambda coords: sc.cast(inside(coords), dtype), "add")

@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 
 from bolide.inductor.ir.definitions import Computed, Extern, Layout, Result, Scatter, WriteBack
-from bolide.inductor.ir.loops import CPU, Node, ReduceOp
+from bolide.inductor.ir.loops import CPU, Node, ReduceOp, ScatterMode
 from bolide.inductor.ir.structure import Describer, Structure, number
-from bolide.inductor.ir.walks import loads_of, reads, roots_of, writes
+from bolide.inductor.ir.walks import index_vars, loads_of, nodes_below, reads, roots_of, writes
 from bolide.inductor.machine import Machine
 from bolide.symbolic import Expr
 
@@ -24,7 +24,7 @@ class Stage:
     `reduce_axes`.
 
     A plain definition has one axis per dimension and `coords` are those axes; fusion renames and splits axes, so that
-    `coords` become expressions of them. `mode` ``set`` or ``add``, and `operands`, come from a Scatter: `coords` may
+    `coords` become expressions of them. Other modes, and `operands`, come from a Scatter: `coords` may
     then use ``$0, $1 …``, and the stage updates a buffer which already has contents. Mode ``any`` is of flags that only
     checks read (`order.marks_of`): the buffer's one element is True if the value is at some point."""
 
@@ -38,14 +38,14 @@ class Stage:
     reduce_axes: Space = ()
     position: Node | None = None
     operands: tuple[Node, ...] = ()
-    mode: Literal["define", "set", "add", "any"] = "define"
+    mode: Literal["define", "any"] | ScatterMode = "define"
     origins: tuple[str, ...] = ()
     scan: str | None = None
 
     @property
     def updates(self) -> bool:
         """Whether the buffer has contents before."""
-        return self.mode in ("set", "add")
+        return self.mode not in ("define", "any")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,9 @@ def stage_of(definition: Computed | Scatter, mark: bool = False) -> Stage:
     if definition.reduce_op is not None and not reduced:
         return stage if definition.position is None else replace(stage, value=definition.position)
     if mark:
-        return replace(stage, axes=reduced, mode="any")
+        used = {name for node in nodes_below((definition.value,)) for name in index_vars(node)}
+        needed = [axis for axis in reduced if axis[0] in used or (axis[1].bounds()[0] or 0) < 1]
+        return replace(stage, axes=tuple(needed), mode="any")
     return replace(stage, reduce_op=definition.reduce_op, reduce_axes=reduced, position=definition.position)
 
 
