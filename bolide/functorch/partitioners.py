@@ -37,14 +37,9 @@ from bolide.functorch.graphs import (
 )
 from bolide.tracing.called.derivatives import derivative
 from bolide.tracing.graph import behind, closure
+from bolide.tracing.libraries import POLICIES, Policy, policy_of
 from bolide.tracing.numbers.data import binds
 from bolide.tracing.traits import NEVER
-
-_WORTH_A_CUT = 0.25
-"""The part of all traffic for saved values that must be at stake before a flow is computed (see `possible_gain`)."""
-
-_INPUT = 0.75
-"""What reading a byte of an input costs, where reading one of a saved value costs 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +97,7 @@ def cheapest(needs: Needs) -> list[fx.Node]:
     """The values whose saving costs the least time, but no more bytes than the default choice."""
     default = read_by_backward(needs)
     traffic = sum(price_of_saving(node, needs) for node in default if node.op != "placeholder")
-    if possible_gain(needs, default) <= _WORTH_A_CUT * traffic:
+    if possible_gain(needs, default) <= needs.policy.worth_a_cut * traffic:
         return default
     saved = cut(needs).saved
     return saved if saved_bytes(saved) <= 1.01 * saved_bytes(default) else default
@@ -123,7 +118,7 @@ class Needs:
     computes in any case; `backward_only`: candidates that it does not compute, but could save; `visible`: its results;
     `checkpointed`: nodes that the program wants computed again; `held`: those that code of the program's is given in
     the backward, which may write to this very memory; `recomputable`: see `partition`; `again`: what computing a node
-    once more costs, as `cost.recompute` says it.
+    once more costs, as `cost.recompute` says it; `policy`: of the device that the graph is for.
     """
 
     candidates: list[fx.Node]
@@ -136,6 +131,7 @@ class Needs:
     held: set[fx.Node]
     recomputable: Container[object] | None = None
     again: Callable[[fx.Node], float] = recompute
+    policy: Policy = POLICIES["cpu"]
 
     def savable(self, node: fx.Node) -> bool:
         """Views are never saved (what they look at is), nor are tuples (their items are), constants (they are there),
@@ -178,7 +174,9 @@ def analyse(joint: Joint, recomputable: Container[object] | None = None) -> Need
     called = graph.find_nodes(op="call_function", target=derivative)
     held = {root(operand) for node in called for operand in node.all_input_nodes if is_tensor(operand)}
     visible = set(outputs)
-    needs = Needs(candidates, demanded, readers, in_forward, backward_only, visible, checkpointed, held, recomputable)
+    device = next((node.meta["val"].device for node in placeholders(graph) if is_tensor(node)), torch.device("cpu"))
+    facts = candidates, demanded, readers, in_forward, backward_only, visible, checkpointed, held, recomputable
+    needs = Needs(*facts, policy=policy_of(device))
     backward_only.update(node for node in candidates if node not in in_forward and needs.savable(node))
     return needs
 
@@ -272,7 +270,7 @@ def price_of_saving(node: fx.Node, needs: Needs) -> float:
     """
     if node.op == "placeholder":
         read = max(map(node_bytes, readers_through_views(node)), default=0)
-        return 1.0 + _INPUT * min(read, node_bytes(node))
+        return 1.0 + needs.policy.input_byte * min(read, node_bytes(node))
     by_extern = recompute(maker(node)) == NEVER
     written = node in needs.visible or by_extern or is_in_memory(node, needs.in_forward)
     early = 1.05 if node in needs.backward_only else 1.0  # where it makes no difference, the backward does its own work

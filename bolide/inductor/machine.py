@@ -24,6 +24,9 @@ class Target:
     sleef_f64: int
     scales: bool
     dots: bool = False
+    #: Lanes at most so far apart, and within so many elements, are taken out of whole vectors, not gathered one by one.
+    near: int = 4
+    span: int = 64
 
     @property
     def attributes(self) -> str:
@@ -50,6 +53,8 @@ class Machine:
     most_stages: int = 40
     most_buffers: int = 48
     most_scratch: int = 4
+    #: Scratch memory lies on the stacks of torch's OpenMP threads.
+    most_local_bytes: int = 256 << 10
     #: A reduction over fewer rows, each longer than `long_row`, does not pull work over its whole space into its
     #: kernel.
     few_rows: int = 8
@@ -124,6 +129,8 @@ class Machine:
     #: twice (whole vectors, then the rest). Loops of at most so many instructions all in all are written out.
     twice: int = 30
     written_out: int = 16
+    #: What the extent of a loop is taken for when it depends on other axes and has no bound.
+    unknown_extent: int = 64
 
     @property
     def lanes(self) -> int:

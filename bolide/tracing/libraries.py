@@ -60,6 +60,10 @@ class Policy:
     #: Arithmetic of a matrix product that takes as long as a byte of memory traffic: some 100 GFLOP/s and 12 GB/s of a
     #: core.
     flops_per_byte: float = 8.0
+    #: The part of all traffic for saved values that must be at stake before a partition's flow is computed.
+    worth_a_cut: float = 0.25
+    #: What reading a byte of an input costs in the backward, where reading one of a saved value costs 1.
+    input_byte: float = 0.75
 
 
 POLICIES = {"cpu": Policy()}

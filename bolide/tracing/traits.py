@@ -123,7 +123,12 @@ _TABLE: tuple[tuple[Traits, str], ...] = (
         _native_batch_norm_legit_functional _native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training""",
     ),
     # writes
-    (Traits(loops=True), "copy_ index_put _unsafe_index_put index_add index_copy index_fill scatter scatter_add"),
+    (
+        Traits(loops=True),
+        """
+        copy_ index_put _unsafe_index_put index_add index_copy index_fill index_reduce scatter scatter_add
+        scatter_reduce histc""",
+    ),
     (Traits(loops=True, laid_out_as_first=True), "slice_scatter select_scatter diagonal_scatter"),
     (Traits(laid_out_as_first=True), "as_strided_scatter"),
     # what wants its operands in memory

@@ -13,6 +13,7 @@ from kernel_tools import acc, const, f32, i64, load, loop, op, param, store, var
 
 from bolide.inductor.ir.loops import Init, Kernel, Local, Node, Stmt, Update
 from bolide.inductor.ir.verify import InvalidKernel, verify
+from bolide.inductor.machine import host_machine
 from bolide.symbolic import Expr
 
 i = var("i", 8)
@@ -73,7 +74,7 @@ REFUSED: dict[str, tuple[Kernel, str]] = {
 def test_refused(name: str) -> None:
     bad, message = REFUSED[name]
     with pytest.raises(InvalidKernel, match=message):
-        verify(bad)
+        verify(bad, most_local_bytes=host_machine().most_local_bytes)
 
 
 def test_message_shows_the_place() -> None:

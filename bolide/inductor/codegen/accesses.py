@@ -23,14 +23,11 @@ from bolide.symbolic import Expr
 
 Shape = Literal["one", "run", "lanes"]
 
-#: Lanes at most so far apart, and within so many elements, are taken out of whole vectors, not gathered one by one.
-NEAR, SPAN = 4, 64
-
 
 @dataclass(slots=True)
 class Place:
     """Where an access goes. ``one``: `pointer` is the same in all lanes; ``run``: `pointer` is the first lane's, the
-    others follow at a distance of `stride` elements (1, -1 or up to `NEAR`); ``lanes``: a vector of pointers.
+    others follow at a distance of `stride` elements (1, -1 or up to `Target.near`); ``lanes``: a vector of pointers.
     `distinct`: no two lanes share an element."""
 
     shape: Shape
@@ -78,7 +75,7 @@ def place(scope: Scope, buffer: str, index: Expr) -> Place:
     if not varying:
         return Place("one", pointer(scope, buffer, index.terms, index.offset), False)
     stride = index.coefficient(scope.vector) if scope.vector is not None and varying == {scope.vector} else None
-    if stride is not None and stride.is_const and _is_near(stride.value, scope.lanes):
+    if stride is not None and stride.is_const and _is_near(stride.value, scope):
         return Place("run", pointer(scope, buffer, index.terms, index.offset), True, stride.value)
     same = tuple(filter(scope.is_same, index.terms))
     rest = tuple(t for t in index.terms if t not in same)
@@ -89,8 +86,9 @@ def place(scope: Scope, buffer: str, index: Expr) -> Place:
     return Place("lanes", addresses, stride is not None and stride.is_const)
 
 
-def _is_near(stride: int, lanes: int) -> bool:
-    return stride in (1, -1) or (1 < stride <= NEAR and stride * lanes <= SPAN)
+def _is_near(stride: int, scope: Scope) -> bool:
+    target = scope.b.target
+    return stride in (1, -1) or (1 < stride <= target.near and stride * scope.lanes <= target.span)
 
 
 def prepare(scope: Scope, access: Access, changing: frozenset[str]) -> None:

@@ -58,7 +58,9 @@ def compile_kernels(
         missing = {key: kernel for key, kernel in zip(keys, kernels) if key not in _known}
         if missing:
             for kernel in missing.values():
-                verify(kernel, sizes)  # 40 µs; LLVM ends the process over text that it cannot make sense of
+                verify(
+                    kernel, sizes, machine.most_local_bytes
+                )  # 40 µs; LLVM ends the process over text that it cannot make sense of
             parts = [_parts(kernel, machine) for kernel in missing.values()]
             _known.update(zip(missing, _codes(parts, machine.target)))
         codes = [_known[key] for key in keys]
@@ -131,7 +133,7 @@ def module_of(
     for structure, kernel in zip(structures, kernels):
         different.setdefault(structure, kernel)
     for kernel in different.values():
-        verify(kernel, sizes)
+        verify(kernel, sizes, machine.most_local_bytes)
     text, names = _joined([_parts(kernel, machine) for kernel in different.values()])
     entries = dict(zip(different, names))
     return text, [entries[structure] for structure in structures]

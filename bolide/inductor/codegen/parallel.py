@@ -14,9 +14,6 @@ from bolide.inductor.ir.walks import bound_nest
 from bolide.inductor.machine import Machine, Target
 from bolide.symbolic import Expr
 
-#: What the extent of a loop is taken for when it depends on other axes and has no bound.
-UNKNOWN = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -51,15 +48,15 @@ def regions_of(body: Sequence[Stmt], name: str) -> list[Region]:
     return regions
 
 
-def _elements(body: Sequence[Stmt], known: frozenset[str]) -> Expr:
+def _elements(body: Sequence[Stmt], known: frozenset[str], machine: Machine) -> Expr:
     """Iterations of the innermost loops, all in all; `known` are the kernel's sizes."""
     total = Expr.const(0)
     for statement in body:
         if isinstance(statement, Loop):
             extent = statement.axis.extent
             if not extent.free_vars <= known:
-                extent = Expr.const(extent.bounds()[1] or UNKNOWN)
-            total = total + extent * _elements(statement.body, known)
+                extent = Expr.const(extent.bounds()[1] or machine.unknown_extent)
+            total = total + extent * _elements(statement.body, known, machine)
     return total if total.terms or total.offset else Expr.const(1)
 
 
@@ -72,7 +69,8 @@ def entry(kernel: Kernel, name: str, regions: Sequence[Region], machine: Machine
     shares = []
     for region in regions:
         points = volume(axis.extent for axis in region.axes)
-        work = _elements(region.body, frozenset(kernel.sizes)) * (1 + cost(region.body) // 8) * points
+        inside = _elements(region.body, frozenset(kernel.sizes), machine)
+        work = inside * (1 + cost(region.body) // 8) * points
         total = values.scalar(points)
         if region.vector is not None:
             total = values.scalar(region.vector.axis.extent.ceildiv(lanes_for(region.vector, machine)))

@@ -15,10 +15,6 @@ from bolide.inductor.ir.scalar_ops import NARROW_FLOATS, fault_of
 from bolide.inductor.ir.walks import bound_nest, loads_of, nodes_below, roots_of, statements
 from bolide.symbolic import Expr
 
-#: Scratch memory lives on the stacks of torch's OpenMP threads.
-MOST_LOCAL_BYTES = 256 << 10
-
-
 NONE = Expr.const(0)
 
 
@@ -49,10 +45,10 @@ class _State:
         return InvalidKernel(f"kernel {self.kernel.name}: {reason}\n" + "\n".join(shown))
 
 
-def verify(kernel: Kernel, sizes: Mapping[str, int] | None = None) -> None:
+def verify(kernel: Kernel, sizes: Mapping[str, int] | None = None, most_local_bytes: int | None = None) -> None:
     """Raise InvalidKernel unless `kernel` keeps the rules that `loops` states: names in scope, operand counts and
     types, kinds of loops that may contain each other, accesses within their buffers (`sizes`: those of the call
-    that it is made for)."""
+    that it is made for), scratch buffers of `most_local_bytes` each (`Machine`)."""
     state = _State(
         kernel,
         {buffer.name: buffer.dtype for buffer in kernel.buffers},
@@ -69,8 +65,9 @@ def verify(kernel: Kernel, sizes: Mapping[str, int] | None = None) -> None:
         if not numel.free_vars <= state.names:
             raise state.fail(f"the size of {name} uses {_list(numel.free_vars - state.names)}, not a size parameter")
     for local in kernel.locals:
-        if (local.numel.bounds()[1] or 0) * local.dtype.itemsize > MOST_LOCAL_BYTES:
-            raise state.fail(f"scratch buffer {local.name} is larger than {MOST_LOCAL_BYTES >> 10} KiB")
+        size = (local.numel.bounds()[1] or 0) * local.dtype.itemsize
+        if most_local_bytes is not None and size > most_local_bytes:
+            raise state.fail(f"scratch buffer {local.name} is larger than {most_local_bytes >> 10} KiB")
     _body(state, kernel.body)
     for statement in kernel.body:
         if nest := bound_nest(statement):
