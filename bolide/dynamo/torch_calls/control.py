@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import _higher_order_ops as operators
 from torch._higher_order_ops import strict_mode, while_loop
+from torch._higher_order_ops.invoke_subgraph import invoke_subgraph_placeholder
 from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
@@ -352,6 +353,12 @@ def _as_function(method: object, function: object, vm: Machine, args: Args, kwar
 
 
 answers(strict_mode)(lambda vm, callable, operands: Call(torch_functions.call_with, [callable, operands]))
+
+
+@answers(invoke_subgraph_placeholder)
+def _region(vm: Machine, func: object, *args: object, **kwargs: object) -> Call:
+    """What `torch.compiler.nested_compile_region` has marked is called: equal kernels are compiled once anyway."""
+    return Call(func, [*args], kwargs)
 
 
 @intercept(_call_of(_operators.out_dtype))

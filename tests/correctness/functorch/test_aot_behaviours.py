@@ -330,3 +330,19 @@ def test_gradients_of_arguments_are_not_read_nor_set() -> None:
 
     x = torch.randn(3, requires_grad=True)
     torch.testing.assert_close(aot_function(inside, nop)(x), x * x.detach().sin())
+
+
+def test_marked_regions_are_called() -> None:
+    @torch.compiler.nested_compile_region
+    def region(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ w) + x
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return region(region(x, w), w)
+
+    x, w = leaf(3, 4), leaf(4, 4)
+    for call in (function, aot_function(function, nop)):
+        result = call(x, w)
+        torch.testing.assert_close(result, function(x, w))
+        expected = torch.autograd.grad(function(x, w).sum(), [x, w])
+        torch.testing.assert_close(torch.autograd.grad(result.sum(), [x, w]), expected)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import bolide
 from bolide.dynamo import compiled_autograd
+from bolide.functorch import aot_function, nop
 from bolide.support import events
 
 Tensors = list[torch.Tensor]
@@ -138,3 +139,20 @@ def test_gradients_of_gradients_of_loops() -> None:
         (gradient,) = torch.autograd.grad(program(x, w).sum(), x, create_graph=True)
         found.append([gradient.detach(), *torch.autograd.grad(gradient.square().sum(), [x, w])])
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
+@pytest.mark.parametrize("program", [halved, closure, two_values, nested], ids=lambda program: program.__name__)
+def test_loops_in_programs_that_are_called(program: Any, dynamic: bool) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def kept(graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        graphs.append(graph)
+        return nop(graph, examples)
+
+    fast = aot_function(functools.partial(program, while_loop), kept, dynamic=dynamic)
+    for rows in (4, 6, 4):
+        x, w = leaves(rows)
+        expected = gradients(functools.partial(program, in_python), x, w)
+        torch.testing.assert_close(gradients(fast, x, w), expected, rtol=1e-3, atol=1e-4)
+    assert any("bolide.repeat" in graph.code for graph in graphs)

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 import bolide
 from bolide.dynamo.library.marks import forget
+from bolide.inductor import compiled_graph
 from bolide.support import events
 
 
@@ -92,6 +93,40 @@ def test_substitute_in_graph() -> None:
 def test_only_functions_are_marked(mark: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match="expected a function"):
         mark(3)
+
+
+@pytest.mark.parametrize(
+    "mark", [bolide.nested_compile_region, torch.compiler.nested_compile_region], ids=["bolide", "torch"]
+)
+def test_regions_are_compiled_once(mark: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many kernels for ten calls as for four, backward included."""
+    kernels: list[int] = []
+    compile_kernels = compiled_graph.compile_kernels
+
+    def counted(found: Any, *rest: Any) -> Any:
+        kernels.append(len(found))
+        return compile_kernels(found, *rest)
+
+    class Region(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = torch.nn.LayerNorm(12), torch.nn.Linear(12, 12)
+
+        @mark
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.nn.functional.gelu(self.linear(self.norm(x))).tanh()
+
+    monkeypatch.setattr(compiled_graph, "compile_kernels", counted)
+    counts = []
+    for layers in (4, 10):
+        kernels.clear()
+        model = torch.nn.Sequential(*[Region() for _ in range(layers)])
+        x = torch.randn(5, 12)
+        expected = torch.autograd.grad(model(x).square().sum(), [*model.parameters()])
+        actual = torch.autograd.grad(bolide.compile(model)(x).square().sum(), [*model.parameters()])
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+        counts.append([*kernels])
+    assert counts[0] == counts[1] and len(counts[0]) == 2
 
 
 def test_is_compiling_is_true_in_captured_code_only() -> None:
