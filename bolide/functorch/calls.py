@@ -40,7 +40,7 @@ from bolide.tracing.meta import WITHOUT_DATA, DataDependent
 from bolide.tracing.numbers.scalars import ScalarNode
 from bolide.tracing.operations.generators import is_default, stand_in
 from bolide.tracing.rng import GeneratorSlot
-from bolide.tracing.tensor import Listener, computes_itself, inner_leaves, nodes_behind
+from bolide.tracing.tensor import Listener, carry_marks, computes_itself, inner_leaves, nodes_behind
 from bolide.tracing.wrappers import GradientOfOtherForm, is_made_of_parts, plain_parts
 
 Function = Callable[..., Any]
@@ -376,6 +376,7 @@ class _Tracing:
         traced: Any = self.trace.input(tensor, f"primals_{number + 1}", sizes)
         if isinstance(tensor, nn.Buffer):
             traced._is_buffer, traced.persistent = True, tensor.persistent
+        carry_marks(tensor, traced)
         self.layouts.append(_traced_layout(traced)[:-1])
         return traced  # type: ignore[no-any-return]
 

@@ -168,7 +168,7 @@ def _place(trace: Trace, family: list[TracedTensor], results: list[Result]) -> d
     untracked_view = family[0].requires_grad and not family[0].has_history and family[0]._is_view()
     if len(family) == 1 and not (marked or untracked_view) and is_dense(family[0].shape, family[0].stride()):
         results.append(_fresh(family[0]))
-        return {id(family[0]): Output("result", position)}
+        return {id(family[0]): _whole(family[0], position)}
     owner = _owner(family)
     results.append(Result(group.base, group.base.meta["val"], None) if owner is None else _fresh(owner))
     return _with_own_history(trace, family, results, owner, _aliases(family, "result", position, owner))
@@ -195,7 +195,7 @@ def _with_own_history(
         in_place = shares is not None or is_dense(tensor.shape, tensor.stride())
         if tensor.is_conj() or tensor.is_neg() or not in_place:
             raise Unsupported("an output is a part of another, with another history", kind="detached_alias")
-        placed[id(tensor)] = Output("result", len(results))
+        placed[id(tensor)] = _whole(tensor, len(results))
         results.append(Result(tensor.node, tensor.meta, tensor, shares))
     return placed
 
@@ -239,7 +239,7 @@ def _aliases(
     placed: dict[int, Output] = {}
     for tensor in family:
         chain, tracked = tensor.chain, True if tensor.has_history else None
-        creation = torch._C._autograd._get_creation_meta(tensor) if tensor._is_view() else None
+        creation = _creation(tensor)
         apart = kind == "input" and tensor is not owner and not _have_one_base(tensor, owner)
         if apart and tracked and not chain and tensor.group.version:
             raise Unsupported("an output is an input's memory with another history", kind="detached_alias")
@@ -258,6 +258,17 @@ def _aliases(
         is_piece = creation == ONE_OF_SEVERAL
         placed[id(tensor)] = Output(kind, index, _portable(chain), tracked if chain else None, is_piece and bool(chain))
     return placed
+
+
+def _whole(tensor: TracedTensor, position: int) -> Output:
+    """An output that is a result; a piece is a view of it, so that autograd knows it as one."""
+    piece = _creation(tensor) == ONE_OF_SEVERAL
+    return Output("result", position, _ALIAS if piece else (), None, piece)
+
+
+def _creation(tensor: TracedTensor) -> object:
+    """How autograd says that a view was made; None of what is none."""
+    return torch._C._autograd._get_creation_meta(tensor) if tensor._is_view() else None
 
 
 def _have_one_base(view: TracedTensor, owner: TracedTensor | None) -> bool:

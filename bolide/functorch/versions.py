@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.utils import _pytree as pytree
 
 from bolide.functorch.graphs import Runner
@@ -135,11 +136,31 @@ class Version:
         return pytree.tree_unflatten([_found(given, results, leaves, values) for given in self.outputs], self.spec)
 
 
+class _Unchanged(torch.autograd.Function):
+    """The same memory. Gradients go where those of the tensor go, and are as if its shape did not change."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, tensor: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor | None) -> Tensor | None:
+        return grad
+
+
 def _reshape(tensor: Tensor, layout: Sequence[int]) -> Tensor:
-    """Gives a tensor other sizes and strides, and moves its offset; a view of it that is as it was. The graphs get
-    this: what they save, write and look at belongs to a tensor that does not change its shape any more."""
+    """Gives a tensor other sizes and strides, and moves its offset; what looks at its memory as it was. The graphs get
+    this: what they save, write and look at belongs to a tensor that does not change its shape any more. It is a view
+    of the tensor if autograd knows of the new shape."""
     before = tensor.shape, tensor.stride(), int(tensor.storage_offset())
+    unchanged: Tensor | None = None
+    if tensor.requires_grad and not _is_told(tensor):
+        with torch.enable_grad():
+            unchanged = _Unchanged.apply(tensor)  # type: ignore[no-untyped-call]
     _place(tensor, (*layout[:-1], before[-1] + layout[-1]))
+    if unchanged is not None:
+        return unchanged
     with torch.enable_grad():
         return tensor.as_strided(*before)
 
@@ -147,8 +168,13 @@ def _reshape(tensor: Tensor, layout: Sequence[int]) -> Tensor:
 def _place(tensor: Tensor, places: Sequence[int]) -> None:
     """Changes where the elements of a tensor lie."""
     rank = len(places) // 2
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not tensor.is_leaf):
+    with torch.set_grad_enabled(_is_told(tensor)):
         tensor.as_strided_(places[:rank], places[rank:-1], places[-1])
+
+
+def _is_told(tensor: Tensor) -> bool:
+    """Whether autograd gets to know of another shape of a tensor."""
+    return torch.is_grad_enabled() and not tensor.is_leaf
 
 
 def _found(given: Given, results: Sequence[Any], leaves: Leaves, sizes: dict[str, int]) -> Any:

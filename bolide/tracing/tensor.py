@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -31,11 +32,11 @@ class AliasGroup:
     - `shared`: another storage may be the same memory (another input, or what eager does not copy)
     - `counted`: autograd has seen a write; `plainly`: one outside inference mode
     - `inference`: it was made in inference mode
-    - `viewed`: there are views of it; `stale`: they were made before it was given another shape in place, and autograd
-      would make them anew, from that shape, if it was written to
+    - `members`: its tensors, as far as they are alive; `stale`: there are some from before one was given another shape
+      in place, and autograd would make them anew, from that shape, if they were written to
     """
 
-    __slots__ = ("base", "counted", "frozen", "inference", "plainly", "shared", "source", "stale", "version", "viewed")
+    __slots__ = ("base", "counted", "frozen", "inference", "members", "plainly", "shared", "source", "stale", "version")
 
     def __init__(self, base: torch.fx.Node, source: int | None = None, frozen: bool = False) -> None:
         self.base = base
@@ -43,7 +44,8 @@ class AliasGroup:
         self.source = source
         self.frozen = frozen
         self.shared = False
-        self.counted = self.plainly = self.viewed = self.stale = False
+        self.counted = self.plainly = self.stale = False
+        self.members: list[weakref.ref[TracedTensor]] = []
         self.inference = source is None and not frozen and torch.is_inference_mode_enabled()
 
 
@@ -264,6 +266,7 @@ class TracedTensor(torch.Tensor):
         tensor.chain = chain
         tensor._node = node
         tensor._seen = group.version
+        group.members.append(weakref.ref(tensor))
         return tensor
 
     def __hash__(self) -> int:
@@ -428,6 +431,26 @@ class TracedTensor(torch.Tensor):
 
 
 _ONLY_TRACED = (TracedTensor,)
+
+
+def _is_parameter(value: object) -> bool:
+    return isinstance(value, TracedTensor) and getattr(value, "_is_param", False)
+
+
+def _comparing(name: str, mirrored: str) -> Callable[[TracedTensor, object], object]:
+    """Python asks the right operand first if its class is a subclass of the left one's: so it is with a parameter, and
+    the result is laid out as that."""
+    plain, mirror = getattr(torch.Tensor, name), getattr(torch.Tensor, mirrored)
+
+    def compare(self: TracedTensor, other: object) -> object:
+        return mirror(other, self) if _is_parameter(other) and not _is_parameter(self) else plain(self, other)
+
+    return compare
+
+
+for _one, _other in (("__lt__", "__gt__"), ("__le__", "__ge__"), ("__eq__", "__eq__"), ("__ne__", "__ne__")):
+    setattr(TracedTensor, _one, _comparing(_one, _other))
+    setattr(TracedTensor, _other, _comparing(_other, _one))
 
 
 def _wrapper(meta: TensorMeta, requires_grad: bool, storage_size: int | None = None) -> TracedTensor:

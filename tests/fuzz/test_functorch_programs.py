@@ -6,12 +6,13 @@ By hand, those over shared memory, through `aot_function`: COUNT [SEED] [--jobs 
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import random
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -189,9 +190,9 @@ SIZES = (5, 5, 7, 6)
 NOT_AGAIN = "bolide: this backward pass of a compiled function was asked for with create_graph=True"
 
 
-def called(fn: Callable[..., Any], number: int, size: int) -> dict[str, Any]:
+def called(fn: Callable[..., Any], number: int, size: int, shaking: torch.Generator | None = None) -> dict[str, Any]:
     """What a call of a program gives and changes, before and after the caller has used its results."""
-    made = aliasing.arguments(number, size)
+    made = aliasing.arguments(number, size, shaking)
     torch.manual_seed(number)
     with MODES[number % len(MODES)]():
         leaves, form = pytree.tree_flatten(fn(*made.given))
@@ -206,7 +207,7 @@ def called(fn: Callable[..., Any], number: int, size: int) -> dict[str, Any]:
     written = [tensor._version > 0 for tensor in made.given]
     drawn = torch.get_rng_state().tolist()
     try:
-        gradients = aliasing.gradients(results, made, number)
+        gradients = aliasing.gradients(results, made, number, shaking)
     except RuntimeError as error:
         gradients = [str(error)]
     refused = aliasing.use(results, made.given, number)
@@ -229,13 +230,17 @@ def steps(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple([step for step, size in zip(tensor.stride(), tensor.shape) if size > 1]) if tensor.numel() else ()
 
 
-def compare(actual: dict[str, Any], expected: dict[str, Any], rough: bool) -> None:
+Shaken = Callable[[], Sequence[dict[str, Any]]]
+
+
+def compare(actual: dict[str, Any], expected: dict[str, Any], rough: bool, shaken: Shaken) -> None:
+    """`shaken`: what eager does for arguments that differ by their last bits."""
     for what in ("form", "layouts", "drawn"):
         assert actual[what] == expected[what], (what, actual[what], expected[what]) if what != "drawn" else what
     same_objects(actual["objects"], [], expected["objects"], [])
     for what in ("now", "gradients", "later"):
         assert len(actual[what]) == len(expected[what]), (what, actual[what], expected[what])
-        for one, other in zip(actual[what], expected[what]):
+        for place, (one, other) in enumerate(zip(actual[what], expected[what])):
             if isinstance(other, str) or isinstance(one, str):
                 assert isinstance(one, str), (what, one, other)
                 assert isinstance(other, str) or NOT_AGAIN in one, (what, one, other)
@@ -244,12 +249,25 @@ def compare(actual: dict[str, Any], expected: dict[str, Any], rough: bool) -> No
                 one = torch.zeros_like(other) if one is None else one
                 other = torch.zeros_like(one) if other is None else other
             if other is not None:
-                tolerance = {"rtol": 4e-2, "atol": 4e-2} if rough else {"rtol": 1e-4, "atol": 1e-5}
-                torch.testing.assert_close(
-                    one, other, equal_nan=True, msg=lambda text, what=what: f"{what}: {text}", **tolerance
-                )
+                check_close(what, one, other, rough, functools.partial(_places, shaken, what, place))
     assert actual["refused"] == expected["refused"], "what the caller may write to"
     assert all(one or not other for one, other in zip(actual["written"], expected["written"])), "versions"
+
+
+def _places(shaken: Shaken, what: str, place: int) -> list[Any]:
+    return [each[what][place] for each in shaken()]
+
+
+def check_close(
+    what: str, one: torch.Tensor, other: torch.Tensor, rough: bool, shaken: Callable[[], Sequence[Any]]
+) -> None:
+    tolerance = {"rtol": 4e-2, "atol": 4e-2} if rough else {"rtol": 1e-4, "atol": 1e-5}
+    try:
+        torch.testing.assert_close(one, other, equal_nan=True, msg=lambda text: f"{what}: {text}", **tolerance)
+    except AssertionError:  # rounding may count for more here: as much as it does in eager
+        moved = [(each - other).abs().max().item() for each in shaken() if isinstance(each, torch.Tensor)]
+        if one.dtype not in aliasing.FLOATS or not (one - other).abs().max().item() <= 8 * max(moved, default=0.0):
+            raise
 
 
 def check_aliasing(number: int) -> str:
@@ -268,9 +286,14 @@ def check_aliasing(number: int) -> str:
             actual = called(compiled, number, size)
         except Unsupported as error:
             return f"{error.kind}: {error.reason}"
-        compare(actual, expected, rough)
+        compare(actual, expected, rough, functools.partial(shaken_calls, fn, number, size))
         ended = "compared"
     return ended
+
+
+def shaken_calls(fn: Callable[..., Any], number: int, size: int) -> list[dict[str, Any]]:
+    generators = (torch.Generator().manual_seed(number + shake) for shake in range(3))
+    return [called(fn, number, size, generator) for generator in generators]
 
 
 def test_random_programs_over_shared_memory() -> None:

@@ -44,17 +44,18 @@ def _eagers(trace: Recorder, func: OpOverload, wanted: TensorMeta, *parameters: 
     return trace.call(func, trace.filled(wanted, 0), *parameters)  # type: ignore[no-any-return]
 
 
-def _require(fill: str, dtype: torch.dtype, *parameters: object) -> None:
+def _require(fill: str, wanted: TensorMeta, *parameters: object) -> None:
     """Raise what eager does for numbers of this type, or with these parameters, if they are known."""
     known = all(isinstance(each, (int, float, torch.dtype)) for each in parameters)
-    refused = kernels.filling_refusal(fill, dtype, *(parameters if known else ()))
+    empty = any(kernels.is_known_zero(size) for size in wanted.shape)
+    refused = kernels.filling_refusal(fill, wanted.dtype, empty, *(parameters if known else ()))
     if refused is not None:
         raise type(refused)(*refused.args)
 
 
 def _uniform(trace: Recorder, wanted: TensorMeta, low: float = 0, high: float = 1) -> Node:
     """A node of the wanted shape and dtype, uniform in [low, high)."""
-    _require("uniform_", wanted.dtype, low, high)
+    _require("uniform_", wanted, low, high)
     if trace.draws_as_eager:
         return _eagers(trace, aten.uniform.default, wanted, low, high)
     if wanted.dtype.is_complex:
@@ -72,7 +73,7 @@ def _uniform(trace: Recorder, wanted: TensorMeta, low: float = 0, high: float = 
 
 
 def _normal(trace: Recorder, wanted: TensorMeta, mean: float = 0, std: float = 1) -> Node:
-    _require("normal_", wanted.dtype, mean, std)
+    _require("normal_", wanted, mean, std)
     if trace.draws_as_eager:
         if _one_by_one(wanted):
             return _normal_one_by_one(trace, wanted, mean, std)
@@ -88,10 +89,10 @@ def _normal(trace: Recorder, wanted: TensorMeta, mean: float = 0, std: float = 1
 
 
 def _one_by_one(wanted: TensorMeta) -> bool:
-    """Whether a CPU draws normal numbers one by one for this layout: with gaps, and so many that it would draw blocks
-    of 16 for a contiguous one, with other results."""
+    """Whether a CPU draws normal numbers one by one for this layout: with gaps, and so many (a complex one is two) that
+    it would draw blocks of 16 for a contiguous one, with other results."""
     gaps = not is_dense(wanted.shape, wanted.stride) and wanted.device.type == "cpu"
-    return gaps and bool(wanted.numel >= 16)
+    return gaps and bool(wanted.numel >= (8 if wanted.dtype.is_complex else 16))
 
 
 def _normal_one_by_one(trace: Recorder, wanted: TensorMeta, mean: float, std: float) -> Node:
@@ -110,9 +111,9 @@ def _normal_one_by_one(trace: Recorder, wanted: TensorMeta, mean: float, std: fl
 
 
 def _integers(trace: Recorder, wanted: TensorMeta, low: int, high: int) -> Node:
-    _require("random_", wanted.dtype, low, high)
+    _require("random_", wanted, low, high)
     if not wanted.dtype.is_floating_point and not high - 1 <= _largest(wanted.dtype):
-        _require("random_", wanted.dtype, hint_of(low), hint_of(high))
+        _require("random_", wanted, hint_of(low), hint_of(high))
     if high <= low:
         raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
     count, first, starts_at_zero = trace.unwrap(high - low), trace.unwrap(low), low == 0
@@ -136,7 +137,7 @@ def _largest(dtype: torch.dtype) -> int:
 
 def _bernoulli(trace: Recorder, wanted: TensorMeta, p: float | Node) -> Node:
     """1 with probability `p` (a number or a node), in the wanted dtype."""
-    _require("bernoulli_", wanted.dtype, p.meta["val"].dtype if isinstance(p, Node) else p)
+    _require("bernoulli_", wanted, p.meta["val"].dtype if isinstance(p, Node) else p)
     if trace.draws_as_eager:
         # Truth values, of which a backward can keep a byte each. A CPU draws the same ones for every dtype.
         drawn = wanted._replace(dtype=torch.bool) if wanted.device.type == "cpu" else wanted
@@ -177,10 +178,10 @@ def _converted(trace: Recorder, node: Node, wanted: TensorMeta) -> Node:
 
 
 def _target(trace: Recorder, func: OpOverload, *args: Any) -> tuple[TracedTensor, TensorMeta]:
-    """The tensor that is filled with numbers, and the meta of its value."""
+    """The tensor that is filled with numbers, and its meta: eager draws in the order of its memory."""
     refuse_overlaps(trace.where, func, args, {}, args[:1])
     target = trace.own(args[0])
-    return target, target.node.meta["val"]
+    return target, target.meta
 
 
 @handler("bernoulli_.float", "bernoulli_.Tensor")

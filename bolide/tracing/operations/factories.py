@@ -117,7 +117,12 @@ def _lift_fresh(trace: Recorder, func: OpOverload, tensor: Tensor) -> TracedTens
 @handler("copy_", "fill_.Tensor")
 def _copy_(trace: Recorder, func: OpOverload, target: Tensor, source: Any, *options: bool) -> Tensor:
     own = trace.own(target)
-    refuse_overlaps(trace.where, func, (target, source, *options), {}, (target,))
+    if source is not target:
+        refuse_overlaps(trace.where, func, (target, source, *options), {}, (target,))
+    is_whole = not (own.dtype.is_floating_point or own.dtype.is_complex)
+    if func is aten.fill_.Tensor and is_whole and torch.is_grad_enabled() and source.requires_grad:
+        reason = "integers are filled with a value that requires grad: eager gives them a history"
+        raise Unsupported(reason, trace.where, "detach the value", kind="tensor_write")
     node = trace.unwrap(source)
     if not isinstance(source, Tensor):  # a number counts as a tensor of its widest type
         node = trace.filled(fresh((), number_dtype(source, widest=True), torch.device("cpu")), node)

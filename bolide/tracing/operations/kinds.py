@@ -156,7 +156,6 @@ def view_of(trace: Recorder, tensor: Any, func: OpOverload, /, *args: Any, **kwa
     """The view `func(tensor, *args)`; the arguments are as they stand in the graph."""
     if tensor.__class__ is not TracedTensor:
         tensor = trace.lift(tensor)
-    tensor.group.viewed |= tensor.requires_grad
     node = trace.call(func, tensor.node, *args, **kwargs)
     if node.__class__ is not torch.fx.Node:
         raise Unsupported(f"{func} makes several views", trace.where, kind="operator")
@@ -215,12 +214,14 @@ def _mutation(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs: Any) -
     unwrap = trace.unwrap
     nodes = [unwrap(arg) for arg in args]
     options = {key: unwrap(arg) for key, arg in kwargs.items() if key not in dropped}
+    if not dropped:
+        refuse_overlaps(trace.where, func, args, kwargs, targets)
     results = trace.call(form.functional, *nodes, **options)
     results = results if isinstance(results, list) else [results]
     if dropped:
         refuse_types(trace.where, func, args, kwargs, dropped, results)
-    if all(target.shape == result.meta["val"].shape for target, result in zip(targets, results)):
-        refuse_overlaps(trace.where, func, args, kwargs, targets)
+        if all(target.shape == result.meta["val"].shape for target, result in zip(targets, results)):
+            refuse_overlaps(trace.where, func, args, kwargs, targets)
     for place, (target, result) in enumerate(zip(targets, results)):
         if dropped and target.shape != result.meta["val"].shape:
             _resize_out(trace, func, nodes, kwargs, place, target, result.meta["val"])
@@ -239,7 +240,8 @@ def _resize_out(
 ) -> None:
     """An `out=` argument without elements is resized. Some operations lay it out as their result, which is asked where
     that is not row-major."""
-    if target.__class__ is not TracedTensor or trace.is_input(target) or target.numel():
+    is_made = isinstance(target, TracedTensor) and target.group.source is None and not trace.is_input(target)
+    if not is_made or target.numel():
         reason = "an out= argument of another shape than the result"
         raise Unsupported(reason, trace.where, "give it the right shape", kind="tensor_write")
     stride = None
@@ -247,7 +249,7 @@ def _resize_out(
         options = {key: trace.unwrap(arg) for key, arg in kwargs.items()}
         metas = infer(func, nodes, options, trace.shapes if trace.shapes.hints else None)
         stride = (metas if isinstance(metas, TensorMeta) else metas[place]).stride
-    target.become(full(trace, wanted.shape, 0, target.dtype, target.device, stride))
+    trace.own(target).become(full(trace, wanted.shape, 0, target.dtype, target.device, stride))
 
 
 def _metadata_change(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs: Any) -> TracedTensor:
@@ -259,9 +261,13 @@ def _metadata_change(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs:
     if form is None:
         reason = f"{func} changes a tensor's metadata in place"
         raise Unsupported(reason, trace.where, None, "tensor_method", operation=str(func))
-    group, viewed = tensor.group, tensor.group.viewed
+    members = [member for known in tensor.group.members if (member := known()) is not None]
+    views = [member for member in members if member is not tensor and member._is_view()]
+    if tensor.requires_grad and any(view.requires_grad for view in views):
+        reason = "a tensor is given another shape in place of which there are views: autograd takes them anew, from it"
+        raise Unsupported(reason, trace.where, "use the function without the underscore", "tensor_write", str(func))
+    tensor.group.stale |= bool(views) and any(leaf.requires_grad for leaf in trace.leaves)
     tensor.become(trace.dispatch(form.functional, args, kwargs))
-    group.viewed, group.stale = viewed, group.stale or (viewed and tensor.requires_grad)
     return tensor
 
 

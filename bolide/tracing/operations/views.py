@@ -73,9 +73,13 @@ def _as_strided(
         offset = own.meta.offset if offset is None else offset
     whole = trace.first_value(own.group).meta["val"]
     _refuse_part_of_storage(trace, whole)
+    if own.dtype is not whole.dtype or any(step in PHYSICAL for step, _, _ in own.chain):
+        raise Unsupported("as_strided of what a view makes other numbers of", trace.where, kind="tensor_write")
     if own.group.source is None and 0 not in size:  # what lies around an input is its own affair
         reached = sum((extent - 1) * along for extent, along in zip(size, stride)) + (offset or 0)
         if not surely(reached < whole.numel):  # the message needs the values of sizes
+            if not whole.ndim:  # means of losses lie where the losses were
+                raise Unsupported("as_strided of more than the one element there is", trace.where, kind="tensor_write")
             raise RuntimeError(
                 f"setStorage: sizes {size}, strides {stride}, storage offset {offset or 0}, and itemsize "
                 f"{whole.dtype.itemsize} are out of bounds for storage of size {whole.numel * whole.dtype.itemsize}"
@@ -83,6 +87,7 @@ def _as_strided(
     step: ViewStep = (func, (trace.unwrap(size), trace.unwrap(stride), trace.unwrap(offset)), {})
     node = trace.call(func, own.group.base, *step[1])
     view = TracedTensor.make(trace, node.meta["val"], node, own.group, (step,))
+    carry_marks(own, view)
     view.counts, view.cut = own.counts, own.cut
     return view
 

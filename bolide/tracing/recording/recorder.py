@@ -510,6 +510,9 @@ class Recorder(abc.ABC):
         parents = [group.base]
         for func, args, kwargs in chain[:-1]:
             parents.append(self.call(PHYSICAL.get(func, func), parents[-1], *args, **kwargs))
+            if traits_of(func).overlaps and overlaps(parents[-1].meta["val"]):
+                reason = "a part is written of a view of which elements are one in memory"
+                raise Unsupported(reason, self.where, "write to what it is a view of", kind="tensor_write")
         base = value
         for parent, (func, args, kwargs) in zip(reversed(parents), reversed(chain)):
             inverse = INVERSES.get(func._name)
@@ -518,7 +521,7 @@ class Recorder(abc.ABC):
             base = self.restride(inverse(self, parent, base, *args, **kwargs), parent.meta["val"])
         group.base = base
         group.version += 1
-        self.derivation.is_own |= target.cut and target.grad_fn is None
+        self.derivation.is_own |= target.cut and not target.has_history
         target._node, target._seen = value, group.version
 
     def restride(self, node: Node, wanted: TensorMeta) -> Node:

@@ -1,7 +1,8 @@
 """What kernels refuse, asked of the kernels themselves, once for each operation and kind of arguments.
 
 - Types: a rule knows shapes, not for which types ATen has a kernel. That is asked on tensors of two elements a side (of
-  one, statistics would warn). Operations that are told sizes are asked with the real ones, if those are small.
+  one, statistics would warn). Operations that are told sizes, or have a kernel for some sizes only, are asked with the
+  real ones, if those are small.
 - Writes to memory that is shared: elements of the target that are one in memory, and operands of which some elements
   are elements of the target. That is asked on small tensors that overlap alike.
 """
@@ -53,7 +54,7 @@ def _key(func: OpOverload, args: Sequence[object], kwargs: dict[str, Any], *othe
 def _kind(arg: object) -> object:
     """What counts of an argument."""
     if isinstance(arg, TensorMeta):
-        return arg.dtype, tuple([_is_known_zero(size) for size in arg.shape])
+        return arg.dtype, tuple([is_known_zero(size) for size in arg.shape])
     if isinstance(arg, Placed):
         return arg.meta.ndim, arg.meta.dtype, arg.place
     if isinstance(arg, (list, tuple)):
@@ -61,7 +62,7 @@ def _kind(arg: object) -> object:
     return (type(arg), arg) if type(arg) in _NUMBERS else type(arg)
 
 
-def _is_known_zero(size: object) -> bool:
+def is_known_zero(size: object) -> bool:
     return size.__class__ is int and size == 0
 
 
@@ -89,7 +90,7 @@ def refusal(func: OpOverload, args: list[Any], kwargs: dict[str, Any], ruled: bo
     key = _key(func, args, kwargs, sizes)
     if key not in _asked:
         asks = metas and all(meta.device.type == "cpu" for meta in metas)
-        filled = sizes is not None or not any(_is_known_zero(size) for meta in metas for size in meta.shape)
+        filled = sizes is not None or not any(is_known_zero(size) for meta in metas for size in meta.shape)
         trusted = filled and not _is_made_up([*args, *kwargs.values()]) and _is_about_parameters(func)
         _asked[key] = _ask(func, args, kwargs, sizes is not None, trusted) if asks else None
     return _asked[key]
@@ -134,20 +135,22 @@ def trusts_sizes(func: OpOverload) -> bool:
 
 @functools.cache
 def _answers(func: OpOverload) -> bool:
-    """Whether a kernel can be asked: it writes nothing, draws nothing and is one for all sizes."""
-    if func.namespace != "aten" or traits_of(func).seeded or is_chosen_by_size(func) or func._opname in TRUSTING:
+    """Whether a kernel can be asked: it writes nothing and draws nothing."""
+    if func.namespace != "aten" or traits_of(func).seeded or func._opname in TRUSTING:
         return False
     return not any(arg.alias_info for arg in func._schema.arguments)
 
 
 def is_chosen_by_size(func: OpOverload) -> bool:
-    """Whether the kernel depends on the sizes: what small tensors are refused says nothing of others."""
+    """Whether the kernel depends on the sizes."""
     return traits_of(func).product == "matrix"
 
 
 @functools.cache
 def _is_told_sizes(func: OpOverload) -> bool:
-    return any("int" in str(arg.type) and arg.name not in _NO_SIZES for arg in func._schema.arguments)
+    """Whether what tensors of other sizes are refused says nothing of these."""
+    told = (arg for arg in func._schema.arguments if "int" in str(arg.type) and arg.name not in _NO_SIZES)
+    return any(told) or is_chosen_by_size(func)
 
 
 def _ask(func: OpOverload, args: list[Any], kwargs: dict[str, Any], whole: bool, trusted: bool) -> Exception | None:
@@ -195,7 +198,7 @@ def _refused(
 
     def filled(arg: object) -> object:
         if isinstance(arg, TensorMeta):
-            sizes = arg.shape if whole else [0 if _is_known_zero(size) else 2 for size in arg.shape]
+            sizes = arg.shape if whole else [0 if is_known_zero(size) else 2 for size in arg.shape]
             return torch.full(sizes, value, dtype=dtype or arg.dtype)
         return 1 if isinstance(arg, torch.SymInt) else arg
 
@@ -204,11 +207,12 @@ def _refused(
 
 
 @functools.lru_cache(1 << 10)
-def filling_refusal(fill: str, dtype: torch.dtype, *parameters: object) -> Exception | None:
+def filling_refusal(fill: str, dtype: torch.dtype, empty: bool, *parameters: object) -> Exception | None:
     """What eager raises where a tensor of this type is filled with random numbers (by ``uniform_``, ``normal_``, …), or
-    None. Parameters that are tensors are given by their types."""
-    values = [torch.zeros(2, dtype=each) if isinstance(each, torch.dtype) else each for each in parameters]
-    return _failure(getattr(torch.empty(2, dtype=dtype), fill), *values, generator=torch.Generator())
+    None; where it is empty few kernels refuse its type. Parameters that are tensors are given by their types."""
+    count = 0 if empty else 2
+    values = [torch.zeros(count, dtype=each) if isinstance(each, torch.dtype) else each for each in parameters]
+    return _failure(getattr(torch.empty(count, dtype=dtype), fill), *values, generator=torch.Generator())
 
 
 # ---- writes to memory that is shared ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bolide.symbolic import Size
+from bolide.symbolic import Size, is_zero
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import (
     Ints,
@@ -76,8 +76,10 @@ def _bmm(a: TensorMeta, b: TensorMeta) -> TensorMeta:
             f"Expected size for first two dimensions of batch2 tensor to be: [{a.shape[0]}, {a.shape[2]}] but got: "
             f"[{b.shape[0]}, {b.shape[1]}]."
         )
-    _check_dtypes(a, b)
-    return row_major(a, (a.shape[0], a.shape[1], b.shape[2]))
+    result = row_major(b, (a.shape[0], a.shape[1], b.shape[2]))
+    if not any(map(is_zero, (*result.shape, a.shape[2]))):
+        _check_dtypes(a, b)
+    return result
 
 
 @rule("baddbmm")

@@ -45,7 +45,7 @@ def _boolean(dtype: torch.dtype) -> torch.dtype:
     return torch.bool
 
 
-def _converted(meta: TensorMeta, dtype: torch.dtype) -> TensorMeta:
+def converted(meta: TensorMeta, dtype: torch.dtype) -> TensorMeta:
     """An operand as the CPU's kernels see it: one of another type is converted first, into a dense tensor."""
     if meta.dtype is dtype or meta.device.type != "cpu":
         return meta
@@ -62,7 +62,7 @@ def _register(ops: str, arity: int, promoted: Callable[[torch.dtype], torch.dtyp
             return elementwise(tensors, promoted(tensors[0].dtype))
         common = result_type(operands)
         computed = common if promoted is _boolean else promoted(common)
-        return elementwise([_converted(meta, computed) for meta in tensors], promoted(common))
+        return elementwise([converted(meta, computed) for meta in tensors], promoted(common))
 
     rule(*ops.split())(infer)
 

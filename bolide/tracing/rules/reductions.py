@@ -17,11 +17,12 @@ from bolide.tracing.rules.common import (
     fresh,
     in_suggested_format,
     require,
+    result_type,
     row_major,
     shapes_differ,
     wrap_dim,
 )
-from bolide.tracing.rules.pointwise import elementwise, floating
+from bolide.tracing.rules.pointwise import converted, elementwise, floating
 from bolide.tracing.rules.registry import rule
 
 Dims = int | Sequence[int] | None
@@ -199,9 +200,19 @@ def _loss_backward(grad: TensorMeta, x: TensorMeta, *_: object) -> TensorMeta:
     return row_major(x)
 
 
-@rule("mse_loss", "smooth_l1_loss", "huber_loss")
-def _elementwise_loss(x: TensorMeta, target: TensorMeta, reduction: int = 1, *_: object) -> TensorMeta:
-    return elementwise([x, target], x.dtype) if reduction == 0 else fresh((), x.dtype, x.device)
+@rule("mse_loss", "smooth_l1_loss")
+def _promoted_loss(x: TensorMeta, target: TensorMeta, reduction: int = 1, *_: object) -> TensorMeta:
+    return _elementwise_loss(x, target, reduction, result_type([x, target]))
+
+
+@rule("huber_loss")
+def _huber_loss(x: TensorMeta, target: TensorMeta, reduction: int = 1, *_: object) -> TensorMeta:
+    return _elementwise_loss(x, target, reduction, x.dtype)
+
+
+def _elementwise_loss(x: TensorMeta, target: TensorMeta, reduction: int, dtype: torch.dtype) -> TensorMeta:
+    operands = [converted(meta, dtype) for meta in (x, target)]
+    return elementwise(operands, dtype) if reduction == 0 else fresh((), dtype, x.device)
 
 
 # ---- normalisation ------------------------------------------------------------------------------------------------

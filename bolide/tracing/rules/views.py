@@ -279,7 +279,7 @@ def _select(x: TensorMeta, dim: int, index: int) -> TensorMeta:
 
 @rule("slice.Tensor")
 def _slice(x: TensorMeta, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> TensorMeta:
-    require(x.ndim, "slice() cannot be applied to a 0-dim tensor.")
+    require(x.ndim, "slice() cannot be applied to a 0-dim tensor.", IndexError)
     dim = wrap_dim(dim, x.ndim)
     size = x.shape[dim]
     start = bound_from_front(0 if start is None else start, size)

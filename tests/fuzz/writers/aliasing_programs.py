@@ -155,8 +155,16 @@ _LAYOUTS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 )
 
 
-def arguments(number: int, size: int) -> Arguments:
-    """The arguments of a program: fresh ones in each call, always alike."""
+def shaken(tensor: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    """A tensor with numbers of which some are the next ones to a tensor's; the tensor itself without a generator."""
+    if generator is None or tensor.dtype not in FLOATS:
+        return tensor
+    steps = torch.randint(-1, 2, tensor.shape, generator=generator)
+    return (tensor * (1 + steps * torch.finfo(tensor.dtype).eps)).to(tensor.dtype)
+
+
+def arguments(number: int, size: int, shaking: torch.Generator | None = None) -> Arguments:
+    """The arguments of a program: fresh ones in each call, always alike, or `shaken` a little."""
     choose = random.Random(number)
     generator = torch.Generator().manual_seed(number + size)
     with_grad = choose.random() < 0.75
@@ -182,7 +190,7 @@ def arguments(number: int, size: int) -> Arguments:
             if choose.random() < 0.3
             else [(size, 4), (size, size), (4, size), (2, size, 3)]
         )
-        data = torch.randn(shape, generator=generator, dtype=torch.float64).mul(2).to(dtype)
+        data = shaken(torch.randn(shape, generator=generator, dtype=torch.float64).mul(2).to(dtype), shaking)
         if kind == "gaps" and data.dim() > 1:
             data = choose.choice(_LAYOUTS)(data)
         grad = with_grad and kind != "plain" and dtype in FLOATS and choose.random() < 0.8
@@ -257,8 +265,10 @@ class Program:
         if choose.below(6) == 0 and whole:
             one = choose.choice(whole)
             return choose.choice(_RESHAPES), (one, one)
-        # a copy, or eager may read what it has written
-        return choose.choice(_WRITES), (one, other if other is one else other.clone())
+        write = choose.choice(_WRITES)
+        if other is one:
+            return write, (one, one)
+        return lambda t, u: write(t, u.clone()), (one, other)  # or eager may read what it has written
 
 
 def use(results: list[torch.Tensor], given: list[torch.Tensor], number: int) -> str | None:
@@ -276,20 +286,24 @@ def use(results: list[torch.Tensor], given: list[torch.Tensor], number: int) -> 
     return None
 
 
-def gradients(results: list[torch.Tensor], made: Arguments, number: int) -> list[Any]:
-    """Gradients of a random part of the results, and of arguments that have changed, with tangents in any layout."""
+def gradients(
+    results: list[torch.Tensor], made: Arguments, number: int, shaking: torch.Generator | None = None
+) -> list[Any]:
+    """Gradients of a random part of the results, and of arguments that have changed, with tangents in any layout. An
+    argument that a write has given a history is no place to ask at: what is compiled is one step from what it is given
+    to its results (PyTorch's is, too)."""
     choose = random.Random(number)
     known: dict[int, torch.Tensor] = {
         id(tensor): tensor for tensor in (*results, *made.given) if tensor.grad_fn is not None
     }
     roots = [root for root in known.values() if choose.random() < 0.7] or list(known.values())[:1]
-    wanted = [leaf for leaf in made.leaves if leaf.requires_grad]
+    wanted = [leaf for leaf in made.leaves if leaf.requires_grad and leaf.is_leaf]
     if not roots or not wanted:
         return []
     generator = torch.Generator().manual_seed(number)
     tangents = []
     for root in roots:
-        tangent = torch.randn(root.shape, generator=generator, dtype=torch.float64).to(root.dtype)
+        tangent = shaken(torch.randn(root.shape, generator=generator, dtype=torch.float64).to(root.dtype), shaking)
         way = choose.randrange(3)
         tangents.append(tangent.mT.contiguous().mT if way == 0 and tangent.dim() > 1 else tangent)
         if way == 1:
