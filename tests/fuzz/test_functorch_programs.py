@@ -182,7 +182,7 @@ def test_random_programs_on_the_default_backend(seed: int) -> None:
 
 # ---- aot_function ----------------------------------------------------------------------------------------------------
 
-ALIASING = range(5000210, 5000250)  # programs of a run in CI; of others four in a thousand differ, see RESULTS.md
+ALIASING = 40  # programs of a run in CI
 
 
 MODES = (torch.enable_grad, torch.enable_grad, torch.enable_grad, torch.enable_grad, torch.no_grad)
@@ -190,9 +190,9 @@ SIZES = (5, 5, 7, 6)
 NOT_AGAIN = "bolide: this backward pass of a compiled function was asked for with create_graph=True"
 
 
-def called(fn: Callable[..., Any], number: int, size: int, shaking: torch.Generator | None = None) -> dict[str, Any]:
+def called(fn: Callable[..., Any], number: int, size: int) -> dict[str, Any]:
     """What a call of a program gives and changes, before and after the caller has used its results."""
-    made = aliasing.arguments(number, size, shaking)
+    made = aliasing.arguments(number, size)
     torch.manual_seed(number)
     with MODES[number % len(MODES)]():
         leaves, form = pytree.tree_flatten(fn(*made.given))
@@ -207,7 +207,7 @@ def called(fn: Callable[..., Any], number: int, size: int, shaking: torch.Genera
     written = [tensor._version > 0 for tensor in made.given]
     drawn = torch.get_rng_state().tolist()
     try:
-        gradients = aliasing.gradients(results, made, number, shaking)
+        gradients = aliasing.gradients(results, made, number)
     except RuntimeError as error:
         gradients = [str(error)]
     refused = aliasing.use(results, made.given, number)
@@ -234,7 +234,7 @@ Shaken = Callable[[], Sequence[dict[str, Any]]]
 
 
 def compare(actual: dict[str, Any], expected: dict[str, Any], rough: bool, shaken: Shaken) -> None:
-    """`shaken`: what eager does for arguments that differ by their last bits."""
+    """`shaken`: what eager does if it rounds otherwise."""
     for what in ("form", "layouts", "drawn"):
         assert actual[what] == expected[what], (what, actual[what], expected[what]) if what != "drawn" else what
     same_objects(actual["objects"], [], expected["objects"], [])
@@ -292,18 +292,21 @@ def check_aliasing(number: int) -> str:
 
 
 def shaken_calls(fn: Callable[..., Any], number: int, size: int) -> list[dict[str, Any]]:
-    generators = (torch.Generator().manual_seed(number + shake) for shake in range(3))
-    return [called(fn, number, size, generator) for generator in generators]
+    calls = []
+    for seed in range(3):
+        with aliasing.RoundingOtherwise(number + seed):
+            calls.append(called(fn, number, size))
+    return calls
 
 
-def test_random_programs_over_shared_memory() -> None:
+def test_random_programs_over_shared_memory(seed: int) -> None:
     ended: Counter[str] = Counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number in ALIASING:
+        for number in range(seed, seed + ALIASING):
             print("program", number)
             ended[check_aliasing(number)] += 1
-    assert ended["compared"] > len(ALIASING) // 2
+    assert ended["compared"] > ALIASING // 2
 
 
 def ended(number: int) -> tuple[int, str, str]:

@@ -117,7 +117,7 @@ def _lift_fresh(trace: Recorder, func: OpOverload, tensor: Tensor) -> TracedTens
 @handler("copy_", "fill_.Tensor")
 def _copy_(trace: Recorder, func: OpOverload, target: Tensor, source: Any, *options: bool) -> Tensor:
     own = trace.own(target)
-    if source is not target:
+    if not _is_same_data(target, source):
         refuse_overlaps(trace.where, func, (target, source, *options), {}, (target,))
     is_whole = not (own.dtype.is_floating_point or own.dtype.is_complex)
     if func is aten.fill_.Tensor and is_whole and torch.is_grad_enabled() and source.requires_grad:
@@ -128,6 +128,16 @@ def _copy_(trace: Recorder, func: OpOverload, target: Tensor, source: Any, *opti
         node = trace.filled(fresh((), number_dtype(source, widest=True), torch.device("cpu")), node)
     trace.write(own, _fitted(trace, node, own.node.meta["val"]))
     return target
+
+
+def _is_same_data(target: Tensor, source: object) -> bool:
+    """Whether a tensor is copied to itself, maybe by another view: eager does nothing then."""
+    if not isinstance(source, TracedTensor) or not isinstance(target, TracedTensor) or source.group is not target.group:
+        return False
+    if source.dtype is not target.dtype or source.is_conj() != target.is_conj() or source.is_neg() != target.is_neg():
+        return False
+    one, other = source.meta, target.meta
+    return same_sizes((*one.shape, *one.stride, one.offset), (*other.shape, *other.stride, other.offset))
 
 
 def _fitted(trace: Recorder, node: Node, wanted: TensorMeta) -> Node:

@@ -202,7 +202,7 @@ def _refused(
             return torch.full(sizes, value, dtype=dtype or arg.dtype)
         return 1 if isinstance(arg, torch.SymInt) else arg
 
-    with torch._C._DisablePythonDispatcher():
+    with torch._C._DisablePythonDispatcher(), torch._C._DisableTorchDispatch():
         return _failure(func, *mapped(args, filled), **mapped(kwargs, filled))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.fuzz.writers.choices import Choices
 
@@ -155,16 +156,26 @@ _LAYOUTS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 )
 
 
-def shaken(tensor: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    """A tensor with numbers of which some are the next ones to a tensor's; the tensor itself without a generator."""
-    if generator is None or tensor.dtype not in FLOATS:
-        return tensor
-    steps = torch.randint(-1, 2, tensor.shape, generator=generator)
-    return (tensor * (1 + steps * torch.finfo(tensor.dtype).eps)).to(tensor.dtype)
+class RoundingOtherwise(TorchDispatchMode):
+    """While it is active, what operations compute is off by a last bit here and there."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        if any(value.alias_info is not None for value in func._schema.returns):
+            return result
+        for value in pytree.tree_leaves(result):
+            if isinstance(value, torch.Tensor) and value.dtype in FLOATS:
+                steps = torch.randint(-1, 2, value.shape, generator=self.generator)
+                value.mul_((1 + steps * torch.finfo(value.dtype).eps).to(value.dtype))
+        return result
 
 
-def arguments(number: int, size: int, shaking: torch.Generator | None = None) -> Arguments:
-    """The arguments of a program: fresh ones in each call, always alike, or `shaken` a little."""
+def arguments(number: int, size: int) -> Arguments:
+    """The arguments of a program: fresh ones in each call, always alike."""
     choose = random.Random(number)
     generator = torch.Generator().manual_seed(number + size)
     with_grad = choose.random() < 0.75
@@ -190,7 +201,7 @@ def arguments(number: int, size: int, shaking: torch.Generator | None = None) ->
             if choose.random() < 0.3
             else [(size, 4), (size, size), (4, size), (2, size, 3)]
         )
-        data = shaken(torch.randn(shape, generator=generator, dtype=torch.float64).mul(2).to(dtype), shaking)
+        data = torch.randn(shape, generator=generator, dtype=torch.float64).mul(2).to(dtype)
         if kind == "gaps" and data.dim() > 1:
             data = choose.choice(_LAYOUTS)(data)
         grad = with_grad and kind != "plain" and dtype in FLOATS and choose.random() < 0.8
@@ -286,9 +297,7 @@ def use(results: list[torch.Tensor], given: list[torch.Tensor], number: int) -> 
     return None
 
 
-def gradients(
-    results: list[torch.Tensor], made: Arguments, number: int, shaking: torch.Generator | None = None
-) -> list[Any]:
+def gradients(results: list[torch.Tensor], made: Arguments, number: int) -> list[Any]:
     """Gradients of a random part of the results, and of arguments that have changed, with tangents in any layout. An
     argument that a write has given a history is no place to ask at: what is compiled is one step from what it is given
     to its results (PyTorch's is, too)."""
@@ -303,7 +312,7 @@ def gradients(
     generator = torch.Generator().manual_seed(number)
     tangents = []
     for root in roots:
-        tangent = shaken(torch.randn(root.shape, generator=generator, dtype=torch.float64).to(root.dtype), shaking)
+        tangent = torch.randn(root.shape, generator=generator, dtype=torch.float64).to(root.dtype)
         way = choose.randrange(3)
         tangents.append(tangent.mT.contiguous().mT if way == 0 and tangent.dim() > 1 else tangent)
         if way == 1:
