@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -118,6 +118,31 @@ def load(path: str | Path) -> Loaded:
     return load_library(Path(path))
 
 
+def save_compiled(fn: object, path: str | Path) -> None:
+    """Writes what was compiled of a function so far to a file, from which `load_compiled` takes it in another process:
+    its guards, results, graphs and machine code, with its backward.
+
+    fn: what `compile` gave, and what was called since. Raises BolideError, with the line and the reason, for what only
+    this process has: a break, objects without names, tables of operators in Python.
+    """
+    from bolide.aot import functions  # few programs need it
+
+    functions.save_compiled(fn, path)
+
+
+def load_compiled(path: str | Path, model: object = None) -> Callable[..., object]:
+    """The compiled function that `save_compiled` has written, ready for the calls for which it was compiled: guards are
+    checked anew, nothing is captured. Other calls compile as ever.
+
+    model: the function, method or module that was compiled; None: the function of that name, which is imported.
+    Raises FileNotFoundError; BolideError for another file, and for one that was made with other code, another CPU,
+    other versions or options, which it names. The file has machine code: load only what you trust.
+    """
+    from bolide.aot import functions
+
+    return functions.load_compiled(path, model)
+
+
 def _aot_compile(
     gm: GraphModule,
     args: tuple[object, ...],
@@ -174,6 +199,7 @@ __all__ = [
     "list_backends",
     "load",
     "load_cache_artifacts",
+    "load_compiled",
     "mark_dynamic",
     "mark_static",
     "mark_static_address",
@@ -182,6 +208,7 @@ __all__ = [
     "nested_compile_region",
     "reset",
     "save_cache_artifacts",
+    "save_compiled",
     "set_default_backend",
     "set_logs",
     "set_stance",

@@ -72,8 +72,9 @@ def run_trace(
             backward_compiler=compiling,
             partition=partition,
             title=captured.name,
-            on_fault=functools.partial(_interpreted, captured),
+            on_fault=functools.partial(interpreted, captured.trace.graph, captured.name),
             whole=whole,
+            made=None if switched else functools.partial(setattr, captured, "program"),
             constants=_constants(captured) if options.get("freezing", inductor.config.freezing) else frozenset(),
         )
     return torch.enable_grad()(run) if switched else run
@@ -90,13 +91,13 @@ def _constants(captured: Captured) -> frozenset[int]:
     return frozenset(index for index, (source, tensor) in enumerate(inputs) if is_kept(source, tensor))
 
 
-def _interpreted(captured: Captured, error: Exception) -> GraphCompiler:
+def interpreted(graph: fx.Graph, name: str, error: Exception) -> GraphCompiler:
     """Our code failed around the compiler of a backward. Its graph runs by ATen calls, unless `suppress_errors` is
     off."""
-    failure = CompileError("backward graph", captured.name, error)
+    failure = CompileError("backward graph", name, error)
     if not config.suppress_errors:
         raise failure from error
-    _warn_of_graph(captured.trace.graph, captured.name, failure)
+    _warn_of_graph(graph, name, failure)
     return functorch.interpret
 
 

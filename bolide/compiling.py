@@ -8,7 +8,7 @@ import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 from torch import fx, nn
@@ -27,18 +27,21 @@ from bolide.dynamo.config import config
 from bolide.dynamo.entry import module as modules
 from bolide.dynamo.entry.capture import Decompositions, Table, capture, capture_rest
 from bolide.dynamo.entry.dispatch import Dispatcher
-from bolide.dynamo.entry.replay import Runner
-from bolide.dynamo.entry.versions import Wishes
+from bolide.dynamo.entry.replay import Entry, Runner
+from bolide.dynamo.entry.versions import Versions, Wishes
 from bolide.dynamo.library.marks import assume_constant_result
 from bolide.dynamo.machine.calls import has_intercept, intercept
-from bolide.dynamo.program.captured import Captured
+from bolide.dynamo.program.captured import Captured, Guard, Replay
 from bolide.dynamo.state import original_of, state
 from bolide.dynamo.torch_calls.state import nested_compile
 from bolide.functorch import GraphCompiler
 from bolide.functorch.runtime.wrappers import Backward
 from bolide.support import events
-from bolide.support.artifacts import switch
+from bolide.support.artifacts import is_on, switch
 from bolide.support.errors import BolideWarning, Unsupported, UserFrame, unknown_name
+
+if TYPE_CHECKING:
+    from bolide.saving.keeper import Keeper
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -108,7 +111,8 @@ def _core() -> Table:
     return dict(core_aten_decompositions().items())  # type: ignore[no-untyped-call]
 
 
-register_backend(TraceBackend("inductor", inductor.compile_graph, "min_cut", frozenset({"cpu"})), "inductor")
+_INDUCTOR = TraceBackend("inductor", inductor.compile_graph, "min_cut", frozenset({"cpu"}))
+register_backend(_INDUCTOR, "inductor")
 for _backend in (
     TraceBackend("aot_eager", functorch.interpret, "min_cut"),
     TraceBackend("aot_eager_default_partitioner", functorch.interpret, "default"),
@@ -329,7 +333,7 @@ def _dispatcher(
     parameters: Sequence[str] = (),
 ) -> Dispatcher:
     backend = functools.partial(_run_backend, settings, parameters)
-    return Dispatcher(
+    dispatcher = Dispatcher(
         original,
         functools.partial(_captured, settings, capture),
         backend,
@@ -339,6 +343,36 @@ def _dispatcher(
         place=place,
         wishes=settings.wishes,
     )
+    if settings.backend is _INDUCTOR and settings.wishes.guard_filter is None:
+        dispatcher.keeper = LazyKeeper(functools.partial(_keeper, original, key, settings))
+    return dispatcher
+
+
+def _keeper(original: types.FunctionType, key: object, settings: Settings) -> Keeper:
+    from bolide.saving.keeper import Keeper  # when something is compiled
+
+    target = key if isinstance(key, type) else original
+    options, wishes = dict(settings.options), settings.wishes
+    whole = functools.partial(compile, backend=settings.backend, options=options, dynamic=True)
+    asked = {"fullgraph": wishes.fullgraph, "dynamic": wishes.dynamic, "options": options or None}
+    return Keeper(original, target, asked, whole)
+
+
+class LazyKeeper:
+    """A keeper that is loaded when something is compiled. `asked`: whether it is there with the cache off, too."""
+
+    def __init__(self, make: Callable[[], Keeper]) -> None:
+        self.keeper = functools.cache(make)
+        self.asked = False
+
+    def find(self, versions: Versions, args: tuple[object, ...], kwargs: dict[str, object]) -> Entry | None:
+        """As `Keeper.find`."""
+        return self.keeper().find(versions, args, kwargs) if is_on() or self.asked else None
+
+    def keep(self, versions: Versions, captured: Captured, guards: Sequence[Guard], replay: Replay) -> None:
+        """As `Keeper.keep`."""
+        if is_on() or self.asked:
+            self.keeper().keep(versions, captured, guards, replay)
 
 
 def _refuse(model: Any, settings: Settings, reason: str, remedy: str) -> Any:

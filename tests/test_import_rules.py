@@ -26,10 +26,11 @@ MAY_IMPORT = {
     "functorch": BASE,
     "inductor": BASE,
     "backends": BASE | STAGES,
-    "compiling": BASE | STAGES | {"backends"},
+    "saving": BASE | STAGES | {"backends"},
+    "compiling": BASE | STAGES | {"backends", "saving"},
     "exporting": BASE | STAGES | {"compiling"},
     "debug": BASE | STAGES | {"backends", "compiling"},
-    "aot": BASE | STAGES | {"compiling", "exporting"},
+    "aot": BASE | STAGES | {"compiling", "exporting", "saving"},
     "__init__": BASE | STAGES | {"aot", "backends", "compiling", "debug", "exporting"},
     "demo": BASE | {"__init__", "debug", "inductor"},
     "cli": {"__init__", "demo", "debug"},
@@ -61,7 +62,7 @@ RARE = (
 )
 RARE += ("bolide.debug.repro", "bolide.functorch.cuts.budget", "bolide.functorch.runtime.inlined")
 RARE += ("bolide.debug.record", "bolide.tracing.called.ordinary", "bolide.tracing.called.scans")
-RARE += ("bolide.aot", "bolide.tracing.called.loops")
+RARE += ("bolide.aot", "bolide.saving", "bolide.tracing.called.loops")
 RARE += ("bolide.exporting.graphs", "bolide.exporting.shapes", "bolide.dynamo.torch_calls.attention")
 SECOND = ("bolide.inductor.runtime.native",)
 """What a graph needs only when it has run some times."""

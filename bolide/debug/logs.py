@@ -36,8 +36,14 @@ def set_logs(all: bool | int | None = None, **levels: bool | int) -> None:
     log.apply(chosen, config.log_file_name)
     if _speak in events.subscribers:
         events.subscribers.remove(_speak)
-    if any(name in log.ARTIFACTS for name in chosen):
+    wanted = {name for name in chosen if name in log.ARTIFACTS}
+    if wanted:
         events.subscribers.append(_speak)
+    events.passive[:] = [_speak] if wanted <= _PASSIVE else []
+
+
+_PASSIVE = {"cache", "perf"}
+"""What is told of a call whose entry another process has made, as of any other."""
 
 
 def configure(environment: dict[str, str]) -> None:
@@ -118,6 +124,7 @@ _TEXTS: dict[type, tuple[tuple[str, Callable[[Any], str]], ...]] = {
         ("perf", lambda e: f"{e.name}: captured in {e.seconds * 1e3:.1f} ms"),
     ),
     events.CacheLookup: (("cache", _lookup),),
+    events.NotKept: (("cache", lambda e: f"functions of {e.name}: not kept: {e.reason} ({e.where or 'no line'})"),),
     events.Installed: (
         ("entry_code", lambda e: f"{e.name}, version {e.index}:\n{e.source}"),
         ("perf", lambda e: f"{e.name}: version {e.index} in place after {e.seconds * 1e3:.1f} ms"),

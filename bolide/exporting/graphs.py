@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from bolide import functorch
 from bolide.dynamo.config import config
-from bolide.dynamo.entry.replay import make_entry
+from bolide.dynamo.entry.replay import make_entry, replay_of
 from bolide.dynamo.library import provenance
 from bolide.dynamo.program import sources
 from bolide.dynamo.program.captured import Captured, Recipe, Source
@@ -215,7 +215,8 @@ def rebuilt(call: Call, captured: Captured, values: tuple[object, ...]) -> tuple
         reason = "the result is made of tensors in a way that a graph cannot return"
         raise Unsupported(reason, None, "return the tensors", kind="input")
 
-    entry = make_entry(Signature.of(call.function.__code__), captured, (), run, 0, lambda *_: None, misfit, misfit)
+    signature, replay = Signature.of(call.function.__code__), replay_of(captured)
+    entry = make_entry(signature, replay, (), run, 0, lambda *_: None, misfit, misfit)
     bound_args = inspect.signature(call.function).bind(*call.args, **call.kwargs)
     bound_args.apply_defaults()
     return seen, entry.function(*bound_args.args, **bound_args.kwargs)

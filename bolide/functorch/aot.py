@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.fx as fx
@@ -31,18 +31,14 @@ from bolide.functorch.passes.freezing import Frozen, freeze, split_constants
 from bolide.functorch.passes.norms import split_norms
 from bolide.functorch.runtime.memory import saved_values
 from bolide.functorch.runtime.missing import with_presence, without_tangents
-from bolide.functorch.runtime.second import Tape, in_eager, second_order, tape_of
-from bolide.functorch.runtime.underived import with_history, without_underived
+from bolide.functorch.runtime.program import Compiled, Derivative, Program, Training
+from bolide.functorch.runtime.second import SecondOrder, Tape, in_eager, second_order, tape_of
+from bolide.functorch.runtime.underived import without_underived
 from bolide.functorch.runtime.wrappers import (
     Backward,
     BackwardFor,
     Crossing,
-    assembling,
-    counting_writes,
-    differentiable,
     dropping_absent,
-    without_autocast,
-    without_grad,
     writing_unseen,
 )
 from bolide.functorch.signature import Signature, describe, is_symbolic
@@ -66,6 +62,7 @@ def compile_trace(
     constants: frozenset[int] = frozenset(),
     plain: bool = False,
     whole: Callable[[fx.GraphModule], Callable[..., object]] | None = None,
+    made: Callable[[Compiled], None] | None = None,
 ) -> Runner:
     """Compiles a finished trace; call it in the global state (grad mode, autocast) in which the result will be called.
 
@@ -78,57 +75,69 @@ def compile_trace(
     inputs at `constants` rarely change: what is made of them alone is computed once where nothing is differentiated
     (see `freezing`). `whole` compiles a captured backward pass of which this program's backward is a part
     (`CompiledFunction.whole`). With `plain` no operation takes the place of recorded ones, and the backward is compiled
-    at once.
+    at once. `made` is told of what the runner is made of.
 
     Raises `Unsupported` for a program without a backward, and for outputs whose history cannot be reproduced.
     """
-    request = _Request(
-        forward_compiler, backward_compiler, partition, "graph", title, on_fault, constants, plain, whole
-    )
-    return _compile(trace, outputs, request)
+    request = Request(forward_compiler, backward_compiler, partition, "graph", title, on_fault, constants, plain, whole)
+    return _compile(trace, outputs, request, made)
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class Request:
     """How a trace is to be compiled, see `compile_trace`."""
 
     forward_compiler: GraphCompiler
     backward_compiler: GraphCompiler
-    strategy: Strategy
-    name: str
-    title: str
-    on_fault: Callable[[Exception], GraphCompiler] | None
-    constants: frozenset[int]
-    plain: bool
-    whole: Callable[[fx.GraphModule], Callable[..., object]] | None
+    strategy: Strategy = "min_cut"
+    name: str = "graph"
+    title: str = "a graph"
+    on_fault: Callable[[Exception], GraphCompiler] | None = None
+    constants: frozenset[int] = frozenset()
+    plain: bool = False
+    whole: Callable[[fx.GraphModule], Callable[..., object]] | None = None
 
     @property
     def inference_passes(self) -> tuple[Pass, ...]:
         return PASSES if self.plain else INFERENCE_PASSES
 
-    def forward(
-        self, graph: fx.Graph, trace: Trace, signature: Signature, info: GraphInfo, takes: Sequence[int] | None = None
-    ) -> Runner:
-        """The compiled forward, or inference, graph with the wrappers that it needs. `takes`: the positions of the
-        trace's inputs that the graph has (None: all)."""
-        run = self.forward_compiler(graph_module(graph, trace.constants, self.name), info)
-        unseen = [write.input for write in signature.writes if not write.counted]
-        unseen = unseen if takes is None else [takes.index(position) for position in unseen]
-        return writing_unseen(run, unseen) if unseen else run
+    def forward(self, graph: fx.Graph, constants: dict[str, torch.Tensor], info: GraphInfo) -> Runner:
+        """The compiled forward, or inference, graph."""
+        return self.forward_compiler(graph_module(graph, constants, self.name), info)
 
 
-def _compile(trace: Trace, outputs: Sequence[TracedTensor], request: _Request) -> Runner:
+def _compile(
+    trace: Trace,
+    outputs: Sequence[TracedTensor],
+    request: Request,
+    made: Callable[[Compiled], None] | None = None,
+) -> Runner:
     signature, faults = without_underived(describe(trace, outputs), trace.leaves, trace.derivation.is_own)
-    run = (_compile_training if signature.differentiable else _compile_inference)(trace, signature, request)
-    if faults:
-        run = with_history(run, faults)
-    written = [write for write in signature.writes if write.result is None and write.counted]
-    if written:
-        run = counting_writes(run, written)
-    numbers = {
-        str(as_expr(node.meta["val"])): len(signature.results) + place for place, node in enumerate(signature.numbers)
-    }
-    return assembling(run, signature.outputs, signature.writes, trace.constants, _symbols(trace), numbers)
+    derivative, training, backward = None, None, None
+    if signature.differentiable:
+        forward, derivative, training = _compile_training(trace, signature, request)
+        backward = backward_of(partial(_given, derivative), training, trace.constants, request)
+    else:
+        forward = _compile_inference(trace, signature, request)
+    unseen = () if isinstance(forward, Frozen) else tuple(w.input for w in signature.writes if not w.counted)
+    program = Program(
+        unseen=unseen,
+        without_grad=training is None and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in trace.leaves),
+        without_autocast=torch._C._is_any_autocast_enabled(),
+        training=training,
+        faults=faults,
+        counted=tuple(write for write in signature.writes if write.result is None and write.counted),
+        outputs=signature.outputs,
+        writes=signature.writes,
+        symbols=_symbols(trace),
+        numbers={
+            str(as_expr(node.meta["val"])): len(signature.results) + place
+            for place, node in enumerate(signature.numbers)
+        },
+    )
+    if made is not None:
+        made(Compiled(program, forward, trace.constants, derivative, backward))
+    return program.runner(forward, backward, trace.constants, request.whole)
 
 
 def inference_graph(
@@ -146,22 +155,18 @@ def inference_graph(
     return graph_module(graph, trace.constants, name), info, signature
 
 
-def _compile_inference(trace: Trace, signature: Signature, request: _Request) -> Runner:
+def _compile_inference(trace: Trace, signature: Signature, request: Request) -> Runner:
     finish_inference(trace, signature)
     visible = frozenset(range(len(signature.results)))
     constants = request.constants - {write.input for write in signature.writes}
     if constants:
-        run = _compile_frozen(trace, signature, request, visible, constants)
-    else:
-        graph = run_passes(trace.graph, request.name, request.inference_passes)
-        run = request.forward(graph, trace, signature, GraphInfo("inference", _parameters(trace), visible))
-    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in trace.leaves):
-        run = without_grad(run)
-    return without_autocast(run) if torch._C._is_any_autocast_enabled() else run
+        return _compile_frozen(trace, signature, request, visible, constants)
+    graph = run_passes(trace.graph, request.name, request.inference_passes)
+    return request.forward(graph, trace.constants, GraphInfo("inference", _parameters(trace), visible))
 
 
 def _compile_frozen(
-    trace: Trace, signature: Signature, request: _Request, visible: frozenset[int], constants: frozenset[int]
+    trace: Trace, signature: Signature, request: Request, visible: frozenset[int], constants: frozenset[int]
 ) -> Runner:
     """The inference graph, of which what is made of `constants` alone is computed once, by ATen."""
     shapes = trace.shapes if trace.has_symbols else None
@@ -169,18 +174,20 @@ def _compile_frozen(
     split = split_constants(run_passes(graph, request.name, request.inference_passes), constants)
     if split is None:
         info = GraphInfo("inference", _parameters(trace), visible)
-        return request.forward(trace.graph, trace, signature, info)
+        return request.forward(trace.graph, trace.constants, info)
     parameters = _parameters(trace)
     static = {place for place, position in enumerate(split.rest_takes) if position in parameters}
     static.update(range(len(split.rest_takes), len(placeholders(split.rest))))
     rest_info = GraphInfo("inference", frozenset(static), visible)
-    rest = request.forward(split.rest, trace, signature, rest_info, split.rest_takes)
+    rest = request.forward(split.rest, trace.constants, rest_info)
+    unseen = [split.rest_takes.index(write.input) for write in signature.writes if not write.counted]
+    rest = writing_unseen(rest, unseen) if unseen else rest
     constants_info = GraphInfo("inference", frozenset(), frozenset())
     first = interpret(graph_module(split.constants, trace.constants, request.name), constants_info)
     return Frozen(split, first, rest)
 
 
-def _compile_training(trace: Trace, signature: Signature, request: _Request) -> Runner:
+def _compile_training(trace: Trace, signature: Signature, request: Request) -> tuple[Runner, Derivative, Training]:
     if request.constants and events.subscribers:
         reason = "results require grad: call it under torch.no_grad()"
         events.emit(events.Stage(request.name, "freeze", 0.0, {"refused": reason}))
@@ -190,26 +197,64 @@ def _compile_training(trace: Trace, signature: Signature, request: _Request) -> 
     parameters = _parameters(trace)
     kept = None if tape is None else _kept_results(parts.forward, joint.inputs, tape)
     info = GraphInfo("forward", parameters, frozenset(range(joint.outputs)))
-    forward = request.forward(parts.forward, trace, signature, info)
-    if torch._C._is_any_autocast_enabled():
-        forward = without_autocast(forward)
+    forward = request.forward(parts.forward, trace.constants, info)
     crossing = _crossing(signature, parts, trace, tape, kept or ())
     _take_real_layouts(parts, joint.inputs)
     static = frozenset(position for position, at in enumerate(crossing.tensors) if at in parameters)
-    twice, eager = None, None
-    if tape is not None and kept is not None:
-        again = partial(_compile, request=replace(request, name=f"{request.name}.backward"))
-        twice = second_order(tape, again, data=bool(trace.shapes.facts.names))
-        eager = partial(in_eager, tape)
-    graph_for = _graph_for(parts, crossing)
-    backward_for = _backward_for(graph_for, static, trace.constants, request)
-    apart = [i for i, leaf in enumerate(trace.leaves) if leaf is not trace.inputs[i] and id(leaf) not in behind]
+    derivative = Derivative(
+        parts.backward, len(parts.saved), static, None if kept is None else tape, bool(trace.shapes.facts.names)
+    )
+    apart = tuple(i for i, leaf in enumerate(trace.leaves) if leaf is not trace.inputs[i] and id(leaf) not in behind)
     anchored = not any(takes_gradient(leaf) and id(leaf) in behind for leaf in trace.leaves)
-    module_for = partial(_traceable, graph_for, trace.constants, request.name)
-    backward = Backward(crossing, backward_for, module_for, twice, eager, request.title)
+    return forward, derivative, Training(crossing, apart, anchored, derivative.tape is not None)
+
+
+def _given(derivative: Derivative) -> Derivative:
+    return derivative
+
+
+def backward_of(
+    of: Callable[[], Derivative],
+    training: Training,
+    constants: dict[str, torch.Tensor],
+    request: Request,
+    known: Callable[[tuple[int, ...]], Runner | None] | None = None,
+) -> Backward:
+    """The backward of a program, whose graphs `of` gives when they are needed. `known` gives the compiled backward for
+    the case that these tangents do not come, if there is one."""
+    crossing = training.crossing
+    graph_for = _graph_for(of, crossing)
+    backward_for = _backward_for(graph_for, of, constants, request)
+
+    def compiled_for(missing: tuple[int, ...]) -> Runner:
+        run = None if known is None else known(missing)
+        if run is None:
+            run = backward_for(missing)
+            if backward.told is not None:
+                backward.told(missing, run)
+        return run
+
+    twice, eager = (_second(of, request), _second(of, None)) if training.twice else (None, None)
+    module_for = partial(_traceable, graph_for, constants, request.name)
+    backward = Backward(crossing, compiled_for, module_for, twice, eager, request.title)
     if request.plain:
         backward.compiled_for(())
-    return differentiable(forward, backward, crossing, apart, anchored, request.whole)
+    return backward
+
+
+def _second(of: Callable[[], Derivative], request: Request | None) -> SecondOrder:
+    """Gradients of gradients: compiled as is requested, or in eager."""
+
+    @cache
+    def second() -> SecondOrder:
+        tape = of().tape
+        assert tape is not None
+        if request is None:
+            return partial(in_eager, tape)
+        again = partial(_compile, request=replace(request, name=f"{request.name}.backward"))
+        return second_order(tape, again, data=of().data)
+
+    return lambda inputs, kept, tangents: second()(inputs, kept, tangents)
 
 
 def partitioned(joint: Joint, strategy: Strategy, recomputable: Container[object] | None = None) -> Partition:
@@ -223,7 +268,7 @@ def partitioned(joint: Joint, strategy: Strategy, recomputable: Container[object
 
 
 def _differentiated(
-    trace: Trace, signature: Signature, request: _Request, derivable: bool
+    trace: Trace, signature: Signature, request: Request, derivable: bool
 ) -> tuple[Joint, Tape | None, Partition]:
     """The joint graph, its forward as recorded (if the backward is `derivable`), and the two graphs."""
     started = time.perf_counter()
@@ -246,14 +291,15 @@ def _differentiated(
 BackwardGraph = tuple[fx.Graph, tuple[int, ...], int]
 
 
-def _graph_for(parts: Partition, crossing: Crossing) -> Callable[[tuple[int, ...]], BackwardGraph]:
+def _graph_for(of: Callable[[], Derivative], crossing: Crossing) -> Callable[[tuple[int, ...]], BackwardGraph]:
     """Gives the backward graph for the case that the tangents of some results do not come, the `flags` behind its
     gradients (see `with_presence`), and how many tangents it takes."""
-    tangent_slots = placeholders(parts.backward)[len(parts.saved) :]
-    slot_of_result = dict(zip([i for i, stride in enumerate(crossing.tangents) if stride is not None], tangent_slots))
+    expected = [place for place, stride in enumerate(crossing.tangents) if stride is not None]
 
     def graph_for(missing: tuple[int, ...]) -> BackwardGraph:
-        graph, present = parts.backward, dict(slot_of_result)
+        graph = of().graph
+        tangent_slots = placeholders(graph)[of().saved :]
+        present = dict(zip(expected, tangent_slots))
         if missing:
             graph = without_tangents(graph, tangent_slots, [present.pop(index) for index in missing])
         slots = placeholders(graph)
@@ -276,16 +322,16 @@ def _traceable(
 
 def _backward_for(
     graph_for: Callable[[tuple[int, ...]], BackwardGraph],
-    static: frozenset[int],
+    of: Callable[[], Derivative],
     constants: dict[str, torch.Tensor],
-    request: _Request,
+    request: Request,
 ) -> BackwardFor:
-    """Compiles the backward graph; `static` are the saved values that are the same in every call."""
+    """Compiles the backward graph."""
 
     def compiled(compiler: GraphCompiler, missing: tuple[int, ...]) -> Runner:
         graph, flags, _ = graph_for(missing)
         gradients = frozenset(index for index, value in enumerate(results(graph)) if isinstance(value, fx.Node))
-        info = GraphInfo("backward", static, gradients)
+        info = GraphInfo("backward", of().static, gradients)
         run = compiler(graph_module(graph, constants, request.name), info)
         return dropping_absent(run, flags) if flags else run
 

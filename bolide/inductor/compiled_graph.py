@@ -78,6 +78,7 @@ class CompiledGraph:
     source: str
     run: driver.Run
     binding: driver.Binding = field(repr=False)
+    key: str = ""  # the digest under which its plan is kept, if it is
     _readable_calls: int = field(default=0, repr=False)  # still to come, before the native driver is made
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
@@ -146,9 +147,28 @@ def compile_graph(
     seconds: dict[str, float] = {}
     _compile_steps(gm, machine)
     if tune or not is_on():
-        scheduled, constants, compiled = _made(gm, info, machine, tune, name, seconds)
-    else:
-        scheduled, constants, compiled = _kept_or_made(gm, info, machine, name, seconds)
+        return _finished(name, _made(gm, info, machine, tune, name, seconds), seconds)
+    made, key = _kept_or_made(gm, info, machine, name, seconds)
+    return _finished(name, made, seconds, key)
+
+
+def load_graph(
+    kind: str, key: str, constants: dict[str, torch.Tensor], lines: Sequence[str], machine: Machine | None = None
+) -> CompiledGraph | None:
+    """A graph whose plan is kept (`CompiledGraph.key`), without the graph; None where the plan, or machine code of its
+    kernels, is gone. `constants`: by the names that the plan has for them; `lines`: of its calls (`saved.lines_of`)."""
+    from bolide.inductor import saved
+
+    name = f"{kind}_{next(_numbers)}"
+    seconds: dict[str, float] = {}
+    with timed(seconds, "find"):
+        found = saved.find_plan(key, machine or host_machine(), lines)
+    return None if found is None else _finished(name, (found[0], constants, found[1]), seconds, key)
+
+
+def _finished(name: str, made: Made, seconds: dict[str, float], key: str = "") -> CompiledGraph:
+    """The graph with its driver."""
+    scheduled, constants, compiled = made
     plan = scheduled.plan
 
     def bind(calls: Sequence[tuple[int, tuple[int, ...]]]) -> Callable[..., None]:
@@ -164,7 +184,8 @@ def compile_graph(
         KernelReport(kernel.name, kernel.origins, kernel, schedule, code, _bytes(kernel, "out"), _bytes(kernel, "in"))
         for kernel, schedule, code in zip(plan.kernels, scheduled.schedules, compiled)
     ]
-    return CompiledGraph(name, plan, kernels, scheduled.refusals, seconds, source, run, binding, config.native_after)
+    refusals, late = scheduled.refusals, config.native_after
+    return CompiledGraph(name, plan, kernels, refusals, seconds, source, run, binding, key, late)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,22 +220,23 @@ Made = tuple[Scheduled, dict[str, torch.Tensor], list[CompiledKernel]]
 
 def _kept_or_made(
     gm: torch.fx.GraphModule, info: GraphInfo, machine: Machine, name: str, seconds: dict[str, float]
-) -> Made:
+) -> tuple[Made, str]:
+    """What is kept of a graph, or else what is made of it, and the digest under which it is kept."""
     from bolide.inductor import saved
 
     with timed(seconds, "key"):
         key = saved.key_of(gm, info, machine)
     if key is None:
-        return _made(gm, info, machine, None, name, seconds)
+        return _made(gm, info, machine, None, name, seconds), ""
     with timed(seconds, "find"):
         known = saved.find(key, gm, machine)
     if known is not None:
         _record_layouts(gm, known[0].strides)
-        return known
+        return known, key.digest
     made = _made(gm, info, machine, None, name, seconds)
     with timed(seconds, "keep"):
-        saved.keep(key, gm, machine, *made[:2])
-    return made
+        kept = saved.keep(key, gm, machine, *made[:2])
+    return made, key.digest if kept else ""
 
 
 def _made(

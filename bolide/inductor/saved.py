@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +16,7 @@ import torch.fx
 from bolide.inductor.codegen.compiler import Place, load_kernels, places_of
 from bolide.inductor.config import config
 from bolide.inductor.lowering import LOWERINGS
-from bolide.inductor.machine import Machine
+from bolide.inductor.machine import Machine, host_machine
 from bolide.inductor.plan import Call, Plan
 from bolide.inductor.plan.codec import CannotLeave, DamagedBytes, decode, encode
 from bolide.inductor.plan.records import SavedGraph
@@ -24,6 +24,7 @@ from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.inductor.schedule import Scheduled
 from bolide.support import artifacts
 from bolide.support.artifacts import Key
+from bolide.support.engine import object_key
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta
 
@@ -56,7 +57,7 @@ def key_of(gm: torch.fx.GraphModule, info: About, machine: Machine) -> Key | Non
         "machine": repr(machine),
         "threads": str(machine.threads),
         "bolide": _source_digest(),
-        "lowerings": _lowerings(),
+        "lowerings": lowerings_digest(),
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "default dtype": str(torch.get_default_dtype()),
         "mkldnn": str(torch.backends.mkldnn.enabled),
@@ -69,7 +70,33 @@ def find(
     key: Key, gm: torch.fx.GraphModule, machine: Machine
 ) -> tuple[Scheduled, dict[str, torch.Tensor], list[CompiledKernel]] | None:
     """What is kept of a graph: its plan, constants and kernels; None unless all of it is there."""
-    payload = artifacts.find(key)
+    nodes = [*gm.graph.nodes]
+    found = _loaded(artifacts.find(key), machine, lambda place: str(nodes[int(place)].meta["where"]))
+    return None if found is None else (found[0], _constants(gm), found[1])
+
+
+def find_plan(digest: str, machine: Machine, lines: Sequence[str]) -> tuple[Scheduled, list[CompiledKernel]] | None:
+    """As `find`, by the digest of a graph's key. `lines`: those of its calls, in order."""
+    entry, rest = artifacts.find_place(("plans", digest)), iter(lines)
+    return None if entry is None else _loaded(entry.payload, machine, lambda _: next(rest, ""))
+
+
+def places_of_plan(digest: str) -> list[artifacts.Place]:
+    """What has to be there besides a plan for it to run: the objects with its kernels' machine code."""
+    entry, target = artifacts.find_place(("plans", digest)), host_machine().target
+    saved = None if entry is None else decode(entry.payload, SavedGraph)
+    modules = dict.fromkeys(module for module, _ in saved.places) if saved is not None else ()
+    return [("objects", object_key(module, target.cpu, target.features).digest) for module in modules]
+
+
+def lines_of(plan: Plan) -> tuple[str, ...]:
+    """The lines of the program at a plan's calls."""
+    return tuple(step.where for step in plan.steps if isinstance(step, Call) and step.where)
+
+
+def _loaded(
+    payload: bytes | None, machine: Machine, line: Callable[[str], str]
+) -> tuple[Scheduled, list[CompiledKernel]] | None:
     if payload is None:
         return None
     try:
@@ -79,10 +106,8 @@ def find(
     kernels = load_kernels(saved.plan.kernels, machine, [Place(*place) for place in saved.places])
     if kernels is None:
         return None
-    nodes = [*gm.graph.nodes]
-    plan = _with_lines(saved.plan, lambda place: str(nodes[int(place)].meta["where"]))
-    scheduled = Scheduled(plan, [*saved.schedules], (), [*saved.strides], [*saved.refusals], {})
-    return scheduled, _constants(gm), kernels
+    plan = _with_lines(saved.plan, line)
+    return Scheduled(plan, [*saved.schedules], (), [*saved.strides], [*saved.refusals], {}), kernels
 
 
 def keep(
@@ -91,15 +116,16 @@ def keep(
     machine: Machine,
     scheduled: Scheduled,
     constants: Mapping[str, torch.Tensor],
-) -> None:
-    """Keep a graph whose kernels are compiled, unless there are objects of this process in it."""
+) -> bool:
+    """Keep a graph whose kernels are compiled, unless there are objects of this process in it. Whether it is kept."""
     if scheduled.objects or [*constants] != [*_constants(gm)]:
-        return
+        return False
     lines = {str(node.meta["where"]): str(place) for place, node in enumerate(gm.graph.nodes) if node.meta.get("where")}
     plan = _with_lines(scheduled.plan, lambda line: lines.get(line, ""))
     places = tuple(places_of(plan.kernels, machine))
     saved = SavedGraph(plan, places, tuple(scheduled.schedules), tuple(scheduled.strides), tuple(scheduled.refusals))
     artifacts.keep(key, encode(saved))
+    return True
 
 
 def _constants(gm: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
@@ -126,7 +152,7 @@ def _source_digest() -> str:
     return total.hexdigest()
 
 
-def _lowerings() -> str:
+def lowerings_digest() -> str:
     """A digest of where the lowerings come from: a program may have put one of its own into the table."""
     found = [f"{op} {made.__module__} {getattr(made, '__qualname__', '')}" for op, made in LOWERINGS.items()]
     return artifacts.digest_of("\n".join(sorted(found)))

@@ -28,8 +28,9 @@ from bolide.support.caches import on_reset
 from bolide.support.errors import BolideError
 from bolide.support.locks import compiling
 
-KINDS = ("objects", "kernels", "plans", "choices", "libraries")
-"""Machine code of modules; where a kernel's is; plans of graphs; schedules that were fastest; times of libraries."""
+KINDS = ("objects", "kernels", "plans", "choices", "libraries", "functions")
+"""Machine code of modules; where a kernel's is; plans of graphs; schedules that were fastest; times of libraries;
+entries of compiled functions."""
 
 _MARK = b"bolide\0\1"
 _HEAD = len(_MARK) + 32
@@ -128,22 +129,48 @@ def digest_of(text: str) -> str:
 
 def find(key: Key) -> bytes | None:
     """What is kept under a key, in memory or on disk."""
-    place = key.kind, key.digest
+    entry, damaged = _entry((key.kind, key.digest))
+    if events.subscribers:
+        reason = "" if entry is not None else "it was damaged" if damaged else why(key)
+        events.emit(events.CacheLookup(key.label, key.kind, entry is not None, reason))
+    return None if entry is None else entry.payload
+
+
+def find_place(place: Place) -> Entry | None:
+    """What is kept at a place that another entry names."""
+    entry, damaged = _entry(place)
+    if events.subscribers:
+        reason = "" if entry is not None else "it was damaged" if damaged else "it is gone"
+        events.emit(events.CacheLookup("" if entry is None else entry.key.label, place[0], entry is not None, reason))
+    return entry
+
+
+def raw(place: Place) -> bytes | None:
+    """The bytes of the entry at a place."""
+    data = _known.get(place)
+    return _disk().read(*place) if data is None and is_on() else data
+
+
+def in_memory(kind: str) -> list[Place]:
+    """The places of this kind that this process has made or found."""
+    with compiling:
+        return [place for place in _known if place[0] == kind]
+
+
+def _entry(place: Place) -> tuple[Entry | None, bool]:
+    """What is kept at a place, and whether what was there is damaged."""
     data = _known.get(place)
     kept = data is not None
     if data is None and is_on():
         data = _disk().read(*place)
-    entry = None if data is None else unpack(*place, data)
-    if data is not None and entry is None:
+    if data is None:
+        return None, False
+    entry = unpack(*place, data)
+    if entry is None:
         _disk().remove(*place)
-    if events.subscribers:
-        reason = "" if entry is not None else why(key) if data is None else "it was damaged"
-        events.emit(events.CacheLookup(key.label, key.kind, entry is not None, reason))
-    if data is None or entry is None:
-        return None
-    if not kept:
+    elif not kept:
         _add([(place, data)])
-    return entry.payload
+    return entry, entry is None
 
 
 def keep(key: Key, payload: bytes) -> None:
@@ -209,7 +236,17 @@ def load_cache_artifacts(serialized_artifacts: bytes) -> CacheInfo:
 
     Raises BolideError for other bytes.
     """
-    known: dict[Place, bytes] = {}
+    known = {place: pack(*entry) for place, entry in unpacked(serialized_artifacts).items()}
+    _add(known.items())
+    for (kind, digest), data in known.items():
+        if is_on():
+            _disk().write(kind, digest, data)
+    return _info(known)
+
+
+def unpacked(serialized_artifacts: bytes) -> dict[Place, Entry]:
+    """The entries in what `packed` gives. Raises BolideError for other bytes."""
+    known: dict[Place, Entry] = {}
     try:
         with zipfile.ZipFile(io.BytesIO(serialized_artifacts)) as archive:
             if archive.comment != _FORMAT:
@@ -217,16 +254,13 @@ def load_cache_artifacts(serialized_artifacts: bytes) -> CacheInfo:
             for name in archive.namelist():
                 kind, _, digest = name.partition("/")
                 data = archive.read(name)
-                if kind not in KINDS or unpack(kind, digest, data) is None:
+                entry = unpack(kind, digest, data) if kind in KINDS else None
+                if entry is None:
                     raise ValueError(f"the entry {name} is damaged")
-                known[kind, digest] = data
+                known[kind, digest] = entry
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, zlib.error) as error:
         raise BolideError(f"these bytes are not what save_cache_artifacts of this version gives: {error}") from error
-    _add(known.items())
-    for (kind, digest), data in known.items():
-        if is_on():
-            _disk().write(kind, digest, data)
-    return _info(known)
+    return known
 
 
 def _info(places: Iterable[Place]) -> CacheInfo:

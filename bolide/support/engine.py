@@ -102,7 +102,7 @@ def _object(text: str, cpu: str, features: str) -> tuple[Object, str]:
     """The machine code of a module, and the digest of its text."""
     text = with_stand_ins(text)
     digest = artifacts.digest_of(text)
-    key = _object_key(digest, cpu, features)
+    key = object_key(digest, cpu, features)
     kept = _kept(key)
     if kept is None:
         kept = _compiled(text, cpu, features)
@@ -122,14 +122,15 @@ def load_known(digest: str, exports: Sequence[str], cpu: str, features: str) -> 
     """The machine code of a module that is kept, by the digest of its text; None if it is not there, or calls what is
     not in this process."""
     with compiling:
-        code = _kept(_object_key(digest, cpu, features))
+        code = _kept(object_key(digest, cpu, features))
         try:
             return None if code is None else _linked(code, exports, digest)
         except RuntimeError:
             return None
 
 
-def _object_key(text: str, cpu: str, features: str) -> Key:
+def object_key(text: str, cpu: str, features: str) -> Key:
+    """What a module's machine code is found by; `text`: the digest of its text."""
     return Key("objects", {"text": text, **target_names(cpu, features)})
 
 

@@ -89,6 +89,14 @@ class CacheLookup(Event):
 
 
 @dataclass(frozen=True)
+class NotKept(Event):
+    """An entry of a function is not kept for other processes; `where`: the user's line that has to do with it."""
+
+    reason: str
+    where: UserFrame | None
+
+
+@dataclass(frozen=True)
 class Installed(Event):
     """A compiled version is in place: `index` counts the versions of this function from 0; `source` is the generated
     Python of the entry.
@@ -190,6 +198,17 @@ def emit(event: Event) -> None:
     """Hand `event` to every subscriber. Callers on a hot path test `subscribers` first."""
     for subscriber in tuple(subscribers):
         subscriber(event)
+
+
+def is_watched() -> bool:
+    """Whether somebody looks at compilations, and not only at the cache: what is called is compiled then, though
+    another process has done it.
+    """
+    return any(subscriber not in passive for subscriber in subscribers)
+
+
+passive: list[Subscriber] = []
+"""The subscribers that are told of what happens, and need nothing to happen for it."""
 
 
 @contextmanager

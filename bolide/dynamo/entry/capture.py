@@ -434,6 +434,7 @@ class _Attempt:
             flags=tuple(world.journal.flags),
             shape=shape,
             ending=ending,
+            reliance=world.guards.reliance,
             release=functools.partial(_forget, world, machine, rebuilder),
         )
 

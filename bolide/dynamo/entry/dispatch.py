@@ -174,9 +174,9 @@ class Dispatcher(Versions):
         entry.function._torchdynamo_inline = self.original  # type: ignore[attr-defined]
         self._scope[self._top] = entry.function
 
-    def install(self, entry: Entry, captured: Captured) -> None:
-        super().install(entry, captured)
-        if captured.ending is not None:
+    def install(self, entry: Entry, breaks: bool) -> None:
+        super().install(entry, breaks)
+        if breaks:
             self.function.__code__ = self._codes[1]
 
     def failed(self, error: Unsupported) -> str | None:
@@ -376,8 +376,8 @@ class Point(Versions):
     def lead(self, entry: Entry) -> None:
         self.top = entry.function
 
-    def install(self, entry: Entry, captured: Captured) -> None:
-        super().install(entry, captured)
+    def install(self, entry: Entry, breaks: bool) -> None:
+        super().install(entry, breaks)
         last = self.shape.frames[-1]
         self.root.heads.add((last.code, last.pc))
 

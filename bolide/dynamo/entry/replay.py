@@ -28,7 +28,7 @@ from bolide.dynamo.breaks.segments import Suspended
 from bolide.dynamo.machine.faults import settle
 from bolide.dynamo.machine.numbers import set_state, state_of
 from bolide.dynamo.native.check import Check
-from bolide.dynamo.program.captured import Captured, Effect, Guard, Recipe
+from bolide.dynamo.program.captured import Captured, Effect, GraphFacts, Guard, Recipe, Replay
 from bolide.dynamo.program.sources import Namespace, Signature, with_symbols
 from bolide.support.errors import Refuted
 from bolide.support.origins import is_ours, refuse_mistake
@@ -52,15 +52,41 @@ class Entry:
     def passed(self) -> Callable[..., object]:
         """The function of `rest`: most entries never need it."""
         code = compile(self.rest, self.function.__code__.co_filename, "exec", dont_inherit=True)
-        scope: dict[str, Any] = {}
+        scope: dict[str, Callable[..., object]] = {}
         exec(code, self.function.__globals__, scope)
-        function: Callable[..., Any] = scope["passed"]
-        return function
+        return scope["passed"]
+
+
+def replay_of(captured: Captured) -> Replay:
+    """What is done at each call of what was captured."""
+    trace = captured.trace
+    calls = [node for node in trace.graph.nodes if node.op == "call_function"]
+    empty = not any(True for _ in trace.graph.nodes)
+    raises = trace.refutable or any(map(may_raise, calls))
+    graph = GraphFacts(
+        empty=empty,
+        raises=raises,
+        refutable=trace.refutable,
+        final=any(getattr(node.target, "namespace", "") == "_c10d_functional" for node in calls),
+        writes=not empty and bool(trace.mutated_inputs()),
+        draws=raises and bool(trace.draws()),
+    )
+    return Replay(
+        captured.name,
+        (*captured.inputs, *(symbol.source for symbol in captured.sizes)),
+        graph,
+        captured.result,
+        captured.effects,
+        captured.generators,
+        captured.draws,
+        captured.flags,
+        captured.shape,
+    )
 
 
 def make_entry(
     signature: Signature,
-    captured: Captured,
+    replay: Replay,
     guards: Sequence[Guard],
     run: Runner,
     number: int,
@@ -74,7 +100,7 @@ def make_entry(
     `faults.settle` says of it. `guards` come from `guards.prepare`.
     """
     namespace = Namespace(signature.names)
-    builder = _Builder(namespace, captured, namespace.reference(eager, "eager"), signature.forward)
+    builder = _Builder(namespace, replay, namespace.reference(eager, "eager"), signature.forward)
     checked, found, other = namespace.fresh("check"), namespace.fresh("found"), namespace.fresh("other")
     body = "".join(f"    {line}\n" for line in builder.body(found, namespace.reference(run, "run")))
     missed = f"{namespace.reference(miss, 'miss')}({signature.forward})"
@@ -89,29 +115,26 @@ def make_entry(
     rest = f"def passed({', '.join([found, *signature.names])}):\n{body}"
     scope = namespace.values
     install = functools.partial(scope.__setitem__, checked)
-    check = Check(signature.names, signature.containers, guards, builder.wanted, captured.name, install)
-    exec(compile(source, f"<bolide {captured.name}>", "exec", dont_inherit=True), scope)
+    check = Check(signature.names, signature.containers, guards, builder.wanted, replay.name, install)
+    exec(compile(source, f"<bolide {replay.name}>", "exec", dont_inherit=True), scope)
     return Entry(number, tuple(guards), f"{check.source}\n{source}", scope.pop("entry"), check, rest)
 
 
 class _Builder:
     """The statements after the guards."""
 
-    def __init__(self, namespace: Namespace, captured: Captured, eager: str, forward: str) -> None:
+    def __init__(self, namespace: Namespace, replay: Replay, eager: str, forward: str) -> None:
         self.namespace = namespace
-        self.captured = captured
+        self.replay = replay
+        self.graph = replay.graph
         self.eager, self.forward = eager, forward
-        calls = [node for node in captured.trace.graph.nodes if node.op == "call_function"]
-        self.raises = captured.trace.refutable or any(map(may_raise, calls))
-        self.final = any(getattr(node.target, "namespace", "") == "_c10d_functional" for node in calls)
-        given = [*captured.inputs, *(symbol.source for symbol in captured.sizes)]
-        self.wanted = [source for source in given if not source.is_drawn]
-        self.drawn = [(place, source) for place, source in enumerate(given) if source.is_drawn]
-        self.generators = captured.generators
-        self.flags = [(Recipe("source", source), wanted) for source, wanted in captured.flags]
+        self.wanted = [source for source in replay.inputs if not source.is_drawn]
+        self.drawn = [(place, source) for place, source in enumerate(replay.inputs) if source.is_drawn]
+        self.generators = replay.generators
+        self.flags = [(Recipe("source", source), wanted) for source, wanted in replay.flags]
         early = [recipe for _, recipe in self.generators] + [recipe for recipe, _ in self.flags]
-        early += [recipe for draw in captured.draws for recipe in _sources(draw)]
-        self.order = [*((recipe, True) for recipe in early), *_recipes(captured)]
+        early += [recipe for draw in replay.draws for recipe in _sources(draw)]
+        self.order = [*((recipe, True) for recipe in early), *_recipes(replay)]
         self.uses = Counter(recipe for recipe, first in self.order if not first)
         self.names: dict[Recipe, str] = {}  # of what has been taken or built
         self.out = namespace.fresh("out")
@@ -120,7 +143,7 @@ class _Builder:
         """The statements; `found` names the list of the wanted values. Outside values are taken before the graph runs,
         values are built before the first effect is applied.
         """
-        early = bool(self.captured.effects)
+        early = bool(self.replay.effects)
         popped = []
         for recipe in [recipe for recipe, first in self.order if first and recipe.kind == "source"]:
             source = recipe.value
@@ -143,16 +166,16 @@ class _Builder:
         for recipe, wanted in self.flags:
             yield f"{self.names[recipe]}.requires_grad_({wanted})"
         statements: list[str] = []
-        effects = [(_runs_foreign(effect), self.effect(effect, statements)) for effect in self.captured.effects]
-        result = self.value(self.captured.result, statements)
-        graph = f"{run}({found})" if any(True for _ in self.captured.trace.graph.nodes) else "()"
-        changes = graph != "()" and bool(self.captured.trace.mutated_inputs())
+        effects = [(_runs_foreign(effect), self.effect(effect, statements)) for effect in self.replay.effects]
+        result = self.value(self.replay.result, statements)
+        graph = "()" if self.graph.empty else f"{run}({found})"
+        changes = not self.graph.empty and self.graph.writes
         if graph != "()" or statements:  # a graph may draw, without inputs and results
             yield from self.run(graph, put_back, () if changes else statements)
         late = [(False, line) for line in statements] if changes else []
         for foreign, lines in itertools.groupby([*late, *effects], lambda each: each[0]):
             yield from self.once([line for _, line in lines], foreign)
-        shape = self.captured.shape
+        shape = self.replay.shape
         if shape is not None:
             reference = self.namespace.reference
             result = f"{reference(Suspended, 'suspended')}({reference(shape, 'point')}, {result})"
@@ -168,7 +191,7 @@ class _Builder:
         yield "try:"
         yield from (f"    {line}" for line in lines)
         yield f"except Exception as {error}:"
-        refuse = functools.partial(refuse_mistake, "its effects", self.captured.name)
+        refuse = functools.partial(refuse_mistake, "its effects", self.replay.name)
         yield f"    {self.namespace.reference(refuse, 'refuse')}({error})"
         yield "    raise"
 
@@ -177,27 +200,27 @@ class _Builder:
         when one raises. (Not where other processes have taken part in what was done until then.) `put_back` undoes
         draws.
         """
-        reference, fresh, trace = self.namespace.reference, self.namespace.fresh, self.captured.trace
-        if self.final and not trace.refutable:
+        reference, fresh, facts = self.namespace.reference, self.namespace.fresh, self.graph
+        if facts.final and not facts.refutable:
             yield f"{self.out} = {graph}"
             yield from statements
             return
-        if self.raises:
+        if facts.raises:
             for recipe in dict.fromkeys(recipe for _, recipe in self.generators):
                 state = fresh("state")
                 yield f"{state} = {self.names[recipe]}.get_state()"
                 put_back.append(f"{self.names[recipe]}.set_state({state})")
-            if trace.draws():
+            if facts.draws:
                 state = fresh("state")
                 yield f"{state} = {reference(torch.default_generator.get_state, 'get_rng_state')}()"
                 put_back.append(f"{reference(torch.set_rng_state, 'set_rng_state')}({state})")
         put_back += [f"{self.names[recipe]}.requires_grad_({not wanted})" for recipe, wanted in self.flags]
         error, fault = fresh("error"), fresh("fault")
-        settled = reference(functools.partial(settle, expected=self.raises), "settle")
+        settled = reference(functools.partial(settle, expected=facts.raises), "settle")
         yield "try:"
         yield f"    {self.out} = {graph}"
         yield from (f"    {line}" for line in statements)
-        yield f"except {reference(Refuted if self.final else Exception, 'raised')} as {error}:"
+        yield f"except {reference(Refuted if facts.final else Exception, 'raised')} as {error}:"
         yield f"    {self.out}, {fault} = None, {settled}({error})"
         yield f"if {self.out} is None:"  # not in the handler, which exceptions of the program would see
         yield from (f"    {line}" for line in put_back)
@@ -206,15 +229,15 @@ class _Builder:
     def draw(self, found: str) -> Generator[str, None, list[str]]:
         """The statements that draw random numbers and put them among the graph's inputs; answers those that undo it."""
         statements: list[str] = []
-        owners = list(dict.fromkeys(self.value(draw.args[0], statements) for draw in self.captured.draws))
+        owners = list(dict.fromkeys(self.value(draw.args[0], statements) for draw in self.replay.draws))
         yield from statements
         put_back, names = [], []
-        if self.raises:
+        if self.graph.raises:
             for owner in owners:
                 state = self.namespace.fresh("state")
                 yield f"{state} = {self.namespace.reference(state_of, 'state_of')}({owner})"
                 put_back.append(f"{self.namespace.reference(set_state, 'set_state')}({owner}, {state})")
-        for draw in self.captured.draws:
+        for draw in self.replay.draws:
             names.append((yield from self.now(draw, "drawn")))
         for place, source in self.drawn:
             assert source.base is not None
@@ -240,7 +263,7 @@ class _Builder:
             return known
         expression = self.expression(recipe, statements)
         shared = self.uses[recipe] > 0 and recipe.kind not in ("constant", "output")
-        early = shared or recipe.kind == "call" or bool(self.captured.effects)
+        early = shared or recipe.kind == "call" or bool(self.replay.effects)
         if not early or recipe.kind == "constant":
             return expression
         name = self.names[recipe] = self.namespace.fresh("r")
@@ -318,7 +341,7 @@ def _sources(recipe: Recipe) -> Iterator[Recipe]:
         yield from _sources(part)
 
 
-def _recipes(captured: Captured) -> Iterator[tuple[Recipe, bool]]:
+def _recipes(replay: Replay) -> Iterator[tuple[Recipe, bool]]:
     """Every use of every recipe, (recipe, whether it is the first use), operands before what is built from them, in
     the order in which `_Builder` builds.
     """
@@ -335,8 +358,8 @@ def _recipes(captured: Captured) -> Iterator[tuple[Recipe, bool]]:
             yield from visit(value)
         yield recipe, True
 
-    for effect in captured.effects:
+    for effect in replay.effects:
         for part in (effect.target, effect.key, effect.value):
             if isinstance(part, Recipe):
                 yield from visit(part)
-    yield from visit(captured.result)
+    yield from visit(replay.result)

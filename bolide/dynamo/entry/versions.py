@@ -16,21 +16,21 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.limits import counted, made_under
 from bolide.dynamo.entry.metrics import CompilationMetrics, compilation_metrics
-from bolide.dynamo.entry.replay import Entry, Runner, make_entry
+from bolide.dynamo.entry.replay import Entry, Runner, make_entry, replay_of
 from bolide.dynamo.guards import texts as guards
 from bolide.dynamo.guards.advice import remedy
 from bolide.dynamo.guards.filters import GuardFail, GuardFailed, GuardFilter, select
 from bolide.dynamo.guards.sizes import SizeHistory, shape_guards, specialised
 from bolide.dynamo.machine.faults import comes_from_outside, release
 from bolide.dynamo.program import sources
-from bolide.dynamo.program.captured import Break, Captured, GlobalState
+from bolide.dynamo.program.captured import Break, Captured, GlobalState, Guard, Replay
 from bolide.dynamo.program.sources import Signature
 from bolide.dynamo.state import state
 from bolide.support import events, leaks, log
@@ -93,6 +93,16 @@ class Wishes:
     guard_fail: GuardFailed | None = None
 
 
+class Keeper(Protocol):
+    """Keeps entries for other processes, and finds those of others (docs/saved.md)."""
+
+    def find(self, versions: Versions, args: tuple[object, ...], kwargs: dict[str, object]) -> Entry | None:
+        """An entry made elsewhere that fits this call. Nothing of the program's is run."""
+
+    def keep(self, versions: Versions, captured: Captured, guards: Sequence[Guard], replay: Replay) -> None:
+        """Keep an entry that was made just now; `guards`: all of its, also those that are not asked here."""
+
+
 recorder: Callable[..., None] | None = None
 """Writes a record of a failure, as `replay_record_enabled` asks for: of a CompileError, and the graph that it is of, if
 there is one. `bolide` sets it, as the code is that of `debug`."""
@@ -108,6 +118,8 @@ class Versions(ABC):
     place: where the user wrote it, for messages
     signature: the parameters of the entries
     """
+
+    keeper: Keeper | None = None
 
     def __init__(
         self,
@@ -157,8 +169,8 @@ class Versions(ABC):
     def lead(self, entry: Entry) -> None:
         """Let callers enter at `entry`."""
 
-    def install(self, entry: Entry, captured: Captured) -> None:
-        """Make `entry` the newest one."""
+    def install(self, entry: Entry, breaks: bool) -> None:
+        """Make `entry`, which may end in a break, the newest one."""
         self.entries = (*self.entries, entry)
         self._put_first(entry)
 
@@ -322,7 +334,12 @@ class Versions(ABC):
         outer, state.call = state.call, (self, args, kwargs)
         try:
             with modes.undisturbed(), profiled(config.cprofile, self.name):
-                self.install(*self._make(args, kwargs))
+                entry = None if self.keeper is None else self.keeper.find(self, args, kwargs)
+                if entry is not None:
+                    self.install(entry, False)
+                else:
+                    made, captured = self._make(args, kwargs)
+                    self.install(made, captured.ending is not None)
         except BaseException as error:
             release(error)
             if isinstance(error, (Unsupported, CompileError)):
@@ -495,14 +512,20 @@ class Versions(ABC):
         self.sizes.fix(specialised(captured))
         known = [*captured.guards, *shape_guards(captured)]
         checks = guards.prepare(known, surroundings)  # backward code of the user's was read meanwhile, too
-        checks = select(checks, self.wishes.guard_filter)
-        number = len(self.entries)
-        entry = make_entry(self.signature, captured, checks, run, number, self.others, self.miss, self.again)
+        replay = replay_of(captured)
+        entry = self.entry_of(replay, checks, run)
+        if self.keeper is not None:
+            self.keeper.keep(self, captured, checks, replay)
         seconds = time.perf_counter() - start
-        self._measure(captured, len(checks), captured_after, seconds)
+        self._measure(captured, len(entry.guards), captured_after, seconds)
         if events.subscribers:
             events.emit(events.Installed(self.name, len(self.entries), entry.source, seconds))
         return entry
+
+    def entry_of(self, replay: Replay, checks: Sequence[Guard], run: Runner) -> Entry:
+        """The entry of a segment that is run by `run`, with those of its guards that are kept."""
+        checks = select(checks, self.wishes.guard_filter)
+        return make_entry(self.signature, replay, checks, run, len(self.entries), self.others, self.miss, self.again)
 
     def _measure(
         self,

@@ -186,7 +186,13 @@ def _callable(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 @intercept(hash)
 def _hash(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     method = vm.world.classes.python_method(class_of(args[0]), "__hash__")
-    return hash(args[0]) if method is None else Call(polyfill("hash_of"), args)
+    if method is not None:
+        return Call(polyfill("hash_of"), args)
+    if type(args[0]) not in (int, bool, float):
+        vm.world.guards.reliance.reasons.append(
+            ("it asks for a hash, which is another one in each process", vm.where())
+        )
+    return hash(args[0])
 
 
 @intercept(float.is_integer)

@@ -33,6 +33,8 @@ from bolide.tracing.meta import found_in
 from bolide.tracing.recording import folding
 
 T = TypeVar("T", bound=Callable[..., Any])
+MARKED: set[object] = set()
+"""The functions that the program has marked."""
 
 
 def allow_in_graph(fn: Any) -> Any:
@@ -211,6 +213,8 @@ def _mark(fn: Any, handler: Callable[..., object]) -> Any:
     _check(fn)
     forget([fn])
     intercept_each([fn])(handler)
+    if not str(getattr(fn, "__module__", "")).startswith("bolide"):
+        MARKED.add(fn)
     return fn
 
 
@@ -218,6 +222,7 @@ def forget(functions: Iterable[Callable[..., Any]]) -> None:
     """Take the marks of functions back."""
     for fn in functions:
         INTERCEPTS.pop(fn, None)
+        MARKED.discard(fn)
 
 
 def _check(fn: Any) -> None:

@@ -323,6 +323,7 @@ class Machine:
         """Push the frame of a call of a Python function."""
         code = decode(function.__code__)
         frame = Frame(code, function.__globals__, bind(function, args, kwargs), function)
+        self.world.guards.reliance.codes.add(function.__code__)
         if id(function) not in self.own_functions:
             self.world.functions.rely_on_code(function)
             if function.__defaults__ or function.__kwdefaults__:

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import inspect
+import operator
 import os
 import sys
 import threading
@@ -26,12 +27,14 @@ from bolide.dynamo.machine.numbers import derived, drawn
 from bolide.dynamo.machine.stand_ins import (
     PENDING,
     PLAIN,
+    SETS,
     SYMBOLIC,
     as_number,
     class_of,
     concrete,
     is_number,
     is_overridable,
+    note_order,
     overridden,
     overrides,
 )
@@ -164,6 +167,9 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
         words = {key: arg if type(arg) in _SIMPLE else _prepare(vm, function, arg) for key, arg in words.items()}
         if any(type(value) is Call for value in words.values()):
             return Call.polyfill("drained_call", function, args, kwargs)
+    for arg in args:
+        if type(arg) in SETS and not _ignores_order(function):
+            note_order(vm, arg)
     if policy.is_refused(_module_of(function)) or not _only_computes(function):
         frame.stack.append(drawn_or_refused(vm, function, args, words))
         return None
@@ -184,6 +190,17 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
         result = _own_answer(args[0], result)
     frame.stack.append(result)
     return None
+
+
+_WITHOUT_ORDER = (len, sorted, min, max, any, all, set, frozenset, isinstance, type, bool, id, hash, operator.contains)
+_IN_ORDER = ("pop", "__iter__", "__repr__", "__str__", "__reduce__")
+
+
+def _ignores_order(function: object) -> bool:
+    """Whether what a function does with a set is the same in whatever order the set has its members."""
+    if isinstance(function, BUILTIN_TYPES) and _holder(function) in SETS:
+        return function.__name__ not in _IN_ORDER
+    return any(function is known for known in _WITHOUT_ORDER)
 
 
 def _own_answer(given: Outside, stands_for: Any) -> object:

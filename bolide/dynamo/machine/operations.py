@@ -24,6 +24,7 @@ from bolide.dynamo.machine.stand_ins import (
     class_of,
     concrete,
     is_number,
+    note_order,
     overridden,
     overrides,
     settled,
@@ -401,6 +402,7 @@ def native_iterable(vm: Machine, value: object) -> Any:
     """Something native code may iterate over in place of `value`, or MISSING when iteration has to be interpreted."""
     cls = type(value)
     if cls in PLAIN:
+        note_order(vm, value)
         return value
     if cls is TracedTensor:
         vm.trace.where = vm.where()

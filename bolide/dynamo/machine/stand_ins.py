@@ -182,3 +182,12 @@ def overridden(function: object, relevant: Iterable[Any], args: list[Any], kwarg
     classes = tuple([cls for cls, _ in owners])
     asked = [item for cls, item in owners if cls is not torch.Tensor]
     return Call.polyfill("torch_override", function, asked, classes, tuple(args), kwargs)
+
+
+SETS = (set, frozenset)
+
+
+def note_order(vm: Machine, value: object) -> None:
+    """The program goes through a set, if it is one: in which order depends on the process, but for numbers."""
+    if type(value) in SETS and len(value) > 1 and not all(type(item) is int for item in value):  # type: ignore
+        vm.world.guards.reliance.reasons.append(("it goes through a set, in an order of this process", vm.where()))

@@ -7,6 +7,7 @@ recipes replayed.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -207,6 +208,10 @@ class Effect:
     where: UserFrame | None = None
 
 
+Taken = tuple[Any, Recipe]
+"""What takes a generator, and how that is found."""
+
+
 def call_of(function: Callable[..., object], *args: Recipe) -> Recipe:
     """The recipe of what a call gives."""
     return Recipe("call", function, args)
@@ -231,6 +236,47 @@ class Break:
 
 
 @dataclass
+class Reliance:
+    """What a capture has taken for granted, because it stays as it is while a process lives. Another process that
+    wants to use its result has to ask: `constants`, plain values of libraries and where they were read; `codes`, the
+    code that was interpreted; `reasons` why it cannot be asked."""
+
+    constants: list[tuple[Source, object]] = field(default_factory=list)
+    codes: set[types.CodeType] = field(default_factory=set)
+    reasons: list[tuple[str, UserFrame | None]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFacts:
+    """What an entry knows of the graph that it runs. `empty`: there is none; `raises`: it may raise, and eager does the
+    call then; `refutable`: because of what the program has checked; `final`: other processes take part; `writes`: to
+    its inputs; `draws`: random numbers, which are put back where it raises."""
+
+    empty: bool
+    raises: bool
+    refutable: bool
+    final: bool
+    writes: bool
+    draws: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What is done at each call of a segment: all that an entry is made of, but for guards and the graph's function.
+    The fields are those of `Captured`; `inputs`: the sources of tensors, then of sizes."""
+
+    name: str
+    inputs: tuple[Source, ...]
+    graph: GraphFacts
+    result: Recipe
+    effects: Sequence[Effect] = ()
+    generators: Sequence[Taken] = ()
+    draws: Sequence[Recipe] = ()
+    flags: Sequence[tuple[Source, bool]] = ()
+    shape: object = None
+
+
+@dataclass
 class Captured:
     """One captured segment. If it ends in a break, `shape` (a `segments.Shape`) says where, and `result` makes the
     tuple of the values that are live there."""
@@ -247,7 +293,9 @@ class Captured:
     ending: Break | None = None
     release: Callable[[], None] = lambda: None  # to be called when the backend is done: lets go of the call's objects
     calls: Any = None  # the `tracing.calls.CallRecorder`, where a graph of torch's functions is wanted
-    generators: Sequence[tuple[Any, Recipe]] = ()  # what takes a generator before the graph runs, and how it is found
+    generators: Sequence[Taken] = ()  # what takes a generator before the graph runs, and how it is found
     draws: Sequence[Recipe] = ()  # calls of random generators, made in this order before the graph runs
     flags: Sequence[tuple[Source, bool]] = ()  # tensors whose `requires_grad` is changed before the graph runs
     examples: Sequence[torch.Tensor] = ()  # the real tensors of this call, in the order of `inputs`
+    program: object = None  # the `functorch.runtime.program.Compiled` that a backend has made of the trace, if it has
+    reliance: Reliance | None = None

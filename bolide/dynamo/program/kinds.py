@@ -87,6 +87,11 @@ def is_library_file(filename: str) -> bool:
     return filename.startswith(_LIBRARY_ROOT) and not is_installed(filename)
 
 
+def is_own_file(filename: str) -> bool:
+    """Whether a source file is bolide's."""
+    return filename.startswith(_OWN_ROOT + os.sep)
+
+
 def is_installed(filename: str) -> bool:
     """Whether a source file belongs to an installed package."""
     return "site-packages" in filename or "dist-packages" in filename

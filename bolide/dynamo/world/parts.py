@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from bolide.dynamo.program.captured import Guard, GuardKind, Source
+from bolide.dynamo.program.captured import Guard, GuardKind, Reliance, Source
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, UserFrame
 
@@ -48,6 +48,7 @@ class Guards:
 
     def __init__(self) -> None:
         self.all: list[Guard] = []
+        self.reliance = Reliance()
         self.once: set[Hashable] = set()  # what has been guarded already, under keys of those who guard it
         self.where: Callable[[], UserFrame | None] = lambda: None
 

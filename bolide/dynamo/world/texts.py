@@ -200,14 +200,21 @@ class MadeId(int):
     owner: Callable[[], Any]
 
 
+_NUMBER = "it asks for the id of an object, which is another one in each process"
+
+
 def id_of(world: World, value: object) -> object:
     """The `id` of an object. One from outside is a number from outside, guarded like others; what the program has made
     gets one that leaves as that of the object which leaves."""
     outside = world.real_of(value) or _copied(world, value)
     if outside is not None:
         real, source = outside
-        return id(real) if source.kind == "object" else world.wrap(id(real), Source("apply", source, (), id))
+        if source.kind != "object":
+            return world.wrap(id(real), Source("apply", source, (), id))
+        world.guards.reliance.reasons.append((_NUMBER, world.guards.where()))
+        return id(real)
     if type(value) in CONSTANT_TYPES and type(value) is not types.FunctionType:
+        world.guards.reliance.reasons.append((_NUMBER, world.guards.where()))
         return id(value)
     number = MadeId(id(value))
     try:

@@ -231,6 +231,7 @@ class World:
         if is_opaque(real) or (cls in BOUND_BUILTINS and is_bound(real)):
             return self.identities.mirror(real, source)
         if cls in CONSTANT_TYPES or isinstance(real, (type, enum.Enum, str)) or is_constant(real):
+            self.guards.reliance.constants.append((source, real))
             return real
         known = self.identities.seen.get(id(real))
         if cls is object:  # a library's marker, of which its native code knows as well

@@ -196,6 +196,7 @@ class Backward:
         title: str,
     ) -> None:
         self.crossing, self.module_for, self.title = crossing, module_for, title
+        self.told: Callable[[tuple[int, ...], Runner], None] | None = None  # of each backward that is compiled
         self.twice, self.eager = twice, eager
         self.compiled_for = _once_per_key(compiled_for)
         self.expected = [(at, stride) for at, stride in enumerate(crossing.tangents) if stride is not None]

@@ -81,6 +81,11 @@ def places_of(kernels: Sequence[Kernel], machine: Machine) -> list[Place]:
     return [_known[machine, structure_of(kernel)].place for kernel in kernels]
 
 
+def modules_loaded() -> set[str]:
+    """The digests of the modules whose kernels this process has loaded."""
+    return {place.module for _, place in _loaded}
+
+
 def _compiled(kernel: Kernel, machine: Machine, code: _Code) -> CompiledKernel:
     target = machine.target
     text = partial(module_text, kernel, machine)

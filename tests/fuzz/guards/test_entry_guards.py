@@ -13,7 +13,7 @@ import torch
 
 from bolide.dynamo.entry.replay import make_entry
 from bolide.dynamo.guards import texts as guards
-from bolide.dynamo.program.captured import Captured, Guard, Recipe, Source
+from bolide.dynamo.program.captured import GraphFacts, Guard, Recipe, Replay, Source
 from bolide.dynamo.program.sources import Signature
 
 
@@ -101,8 +101,8 @@ def test_verdicts_agree(seed: int) -> None:
     x, y = make_value(rng), make_value(rng)
     found = [*guards_of(x, X, rng), *guards_of(y, Y, rng)]
     checks = guards.prepare(found, guards.global_state())
-    trace = SimpleNamespace(inputs=[], graph=torch.fx.Graph(), refutable=False)
-    program = Captured("call", trace, [], [], [], Recipe("constant", "hit"), [])
+    facts = GraphFacts(empty=True, raises=False, refutable=False, final=False, writes=False, draws=False)
+    program = Replay("call", (), facts, Recipe("constant", "hit"))
     entry = make_entry(
         SIGNATURE, program, checks, lambda _: [], 0, lambda *_: None, lambda *_: "miss", lambda *_: "eager"
     )

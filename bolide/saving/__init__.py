@@ -1,0 +1,1 @@
+"""Compiled functions that another process uses without capturing them (docs/saved.md)."""

@@ -1,0 +1,114 @@
+"""What an entry of a compiled function depends on besides its guards: the names of its key, and files."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+import time
+import types
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from bolide import dynamo, functorch, inductor
+from bolide.dynamo.library.marks import MARKED
+from bolide.dynamo.program.kinds import is_library_file, is_own_file
+from bolide.inductor.machine import host_machine
+from bolide.inductor.saved import lowerings_digest
+from bolide.saving.contents import CannotSave
+from bolide.support.config import Config
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def _started() -> float:
+    """When this process began, at the latest, in seconds of the clock of files."""
+    try:
+        since_boot = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.time() - time.process_time()
+
+
+_STARTED = _started()
+
+
+def environment() -> dict[str, str]:
+    """What every entry depends on. Raises CannotSave where that cannot be said in words."""
+    if MARKED:
+        raise CannotSave(
+            "functions are marked (allow_in_graph, assume_constant_result, …), whose code is not looked at"
+        )
+    names = {
+        "bolide": sources_digest(),
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "python": sys.version,
+        "machine": repr(host_machine()),
+        "lowerings": lowerings_digest(),
+        "mkldnn": str(torch.backends.mkldnn.enabled),
+        "operators": _digest(sorted(_own_operators())),
+    }
+    for name, config in (("dynamo", dynamo.config), ("functorch", functorch.config), ("inductor", inductor.config)):
+        names |= {f"{name}.{option}": value for option, value in _changed(config)}
+    return names
+
+
+def _changed(config: Config) -> Iterable[tuple[str, str]]:
+    """The options that are not as they come and change what is compiled, with their values."""
+    for option, declared in config._options.items():
+        value = getattr(config, option)
+        if declared.compiled and value != declared.default:
+            yield option, repr(sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value)
+
+
+def _own_operators() -> list[str]:
+    """The operators of PyTorch's for which the program has put in kernels of its own."""
+    known: Iterable[str] = torch.library._impls
+    return [name for name in known if name.startswith("aten/") and not name.endswith("/Meta")]
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+@functools.cache
+def sources_digest() -> str:
+    """A digest of our own code."""
+    files = sorted(f"{folder}/{name}" for folder, _, names in os.walk(_PACKAGE) for name in names if name[-3:] == ".py")
+    total = hashlib.sha256()
+    for name in files:
+        total.update(f"{name.removeprefix(str(_PACKAGE))}\n".encode())
+        with open(name, "rb") as file:
+            total.update(file.read())
+    return total.hexdigest()
+
+
+def files_of(codes: Iterable[types.CodeType]) -> dict[str, str]:
+    """The files of libraries among whose functions these are, and digests of what is in them: what is theirs is not
+    guarded. Raises CannotSave where a file may not be what this process runs."""
+    names = {code.co_filename for code in codes}
+    return {name: file_digest(name) for name in sorted(names) if is_library_file(name) and not is_own_file(name)}
+
+
+def unchanged(files: Mapping[str, str]) -> bool:
+    """Whether this process runs what is in these files, and it is what it was."""
+    try:
+        return all(file_digest(name) == digest for name, digest in files.items())
+    except CannotSave:
+        return False
+
+
+@functools.cache
+def file_digest(name: str) -> str:
+    """A digest of a file that this process runs. Raises CannotSave where it was written since the process began."""
+    if name.startswith("<"):
+        return ""  # Python's own, or made by what has been looked at
+    try:
+        if os.stat(name).st_mtime >= _STARTED:
+            raise CannotSave(f"{name} was written after it was read")
+        return hashlib.sha256(Path(name).read_bytes()).hexdigest()
+    except OSError as error:
+        raise CannotSave(f"{name}, which has the code of a library, cannot be read") from error

@@ -1,0 +1,157 @@
+"""The backward of a program as data of JSON: graphs of operators, and the forward as it was recorded."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+import torch
+import torch.fx as fx
+
+from bolide.functorch.runtime.program import Derivative
+from bolide.functorch.runtime.second import Step, Tape
+from bolide.saving.contents import CannotSave, Value
+from bolide.saving.values import Reader, Writer
+from bolide.tracing.graph import Graph, Handle
+
+_NAMESPACES = ("aten", "bolide")
+"""Of operators whose behaviour is known by the versions of PyTorch and of bolide."""
+
+
+def pack_derivative(derivative: Derivative, writer: Writer) -> dict[str, Value]:
+    """The backward of a program. Raises CannotSave for what needs objects of this process."""
+    tape = derivative.tape
+    return {
+        "graph": pack_graph(derivative.graph, writer),
+        "saved": derivative.saved,
+        "static": sorted(derivative.static),
+        "data": derivative.data,
+        "tape": None if tape is None else _pack_tape(tape, writer),
+    }
+
+
+def unpack_derivative(data: Mapping[str, Value], reader: Reader, constants: dict[str, torch.Tensor]) -> Derivative:
+    """What `pack_derivative` was given."""
+    tape = None if data["tape"] is None else _unpack_tape(data["tape"], reader, constants)
+    graph = unpack_graph(data["graph"], reader)
+    return Derivative(graph, data["saved"], frozenset(data["static"]), tape, data["data"])
+
+
+# ---- graphs ----------------------------------------------------------------------------------------------------------
+
+
+def pack_graph(graph: fx.Graph, writer: Writer) -> list[Value]:
+    """The nodes of a graph, in order."""
+    places: dict[fx.Node, int] = {}
+    rows = []
+    for node in graph.nodes:
+        rows.append(_pack_node(node, node.target, node.args, node.kwargs, places, writer))
+        places[node] = len(places)
+    return rows
+
+
+def _pack_node(
+    node: fx.Node, target: Value, args: Value, kwargs: Value, places: Mapping[fx.Node, int], writer: Writer
+) -> list[Value]:
+    op = node.op
+    meta = {name: writer.value(node.meta[name]) for name in ("where", "cut") if node.meta.get(name)}
+    if "val" in node.meta:
+        meta["val"] = writer.value(node.meta["val"])
+    given = _pack(args, places, writer), _pack(kwargs, places, writer)
+    return [node.name, op, _pack_target(op, target), *given, meta]
+
+
+def _pack_target(op: str, target: Value) -> Value:
+    if op != "call_function":
+        return str(target)
+    if target is operator.getitem:
+        return "item"
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in _NAMESPACES:
+        raise CannotSave(f"{target} is called, which may be another one in another process")
+    return [target._schema.name, target._overloadname]
+
+
+def _pack(value: Value, places: Mapping[fx.Node, int], writer: Writer) -> Value:
+    """Arguments; nodes are their places."""
+    if isinstance(value, fx.Node):
+        return ["node", places[value]]
+    if isinstance(value, Handle):
+        raise CannotSave("a graph refers to a table of this process")
+    if isinstance(value, (tuple, list)):
+        mark = "tuple" if isinstance(value, tuple) else "list"
+        return [mark, *[_pack(item, places, writer) for item in value]]
+    if isinstance(value, dict):
+        return ["dict", *[[key, _pack(item, places, writer)] for key, item in value.items()]]
+    return writer.value(value)
+
+
+def unpack_graph(rows: list[Value], reader: Reader) -> fx.Graph:
+    """What `pack_graph` was given."""
+    graph = Graph()
+    nodes: list[fx.Node] = []
+    for name, op, target, args, kwargs, meta in rows:
+        given = _unpack(args, nodes, reader), _unpack(kwargs, nodes, reader)
+        node = graph.create_node(op, _unpack_target(op, target), *given, name=name)
+        node.meta = {key: reader.value(value) for key, value in meta.items()}
+        nodes.append(node)
+    return graph
+
+
+def _unpack_target(op: str, target: Value) -> Value:
+    if op != "call_function":
+        return target
+    if target == "item":
+        return operator.getitem
+    return operator_of(*target)
+
+
+def operator_of(name: str, overload: str) -> torch._ops.OpOverload:
+    """The operator of that name. Raises AttributeError where there is none."""
+    namespace, _, packet = name.partition("::")
+    found: torch._ops.OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    return found
+
+
+def _unpack(data: Value, nodes: list[fx.Node], reader: Reader) -> Value:
+    if type(data) is not list:
+        return data
+    match data[0]:
+        case "node":
+            return nodes[data[1]]
+        case "tuple":
+            return tuple([_unpack(item, nodes, reader) for item in data[1:]])
+        case "list":
+            return [_unpack(item, nodes, reader) for item in data[1:]]
+        case "dict":
+            return {key: _unpack(item, nodes, reader) for key, item in data[1:]}
+    return reader.value(data)
+
+
+# ---- tapes -----------------------------------------------------------------------------------------------------------
+
+
+def _pack_tape(tape: Tape, writer: Writer) -> dict[str, Value]:
+    places: dict[fx.Node, int] = {}
+    rows = []
+    steps = [Step(node, node.target, node.args, node.kwargs) for node in tape.inputs]
+    kept = {*tape.kept}
+    for step in (*steps, *tape.steps):
+        args, kwargs = ((), {}) if step.node in kept else (step.args, step.kwargs)  # that is not computed again
+        rows.append(_pack_node(step.node, step.target, args, kwargs, places, writer))
+        places[step.node] = len(places)
+    return {
+        "rows": rows,
+        "inputs": len(tape.inputs),
+        "wanted": _pack(list(tape.wanted), places, writer),
+        "kept": [places[node] for node in tape.kept],
+        "names": tape.names,
+        "read": tape.read,
+    }
+
+
+def _unpack_tape(data: Mapping[str, Value], reader: Reader, constants: dict[str, torch.Tensor]) -> Tape:
+    nodes = [*unpack_graph(data["rows"], reader).nodes]
+    steps = [Step(node, node.target, node.args, node.kwargs) for node in nodes[data["inputs"] :]]
+    wanted = _unpack(data["wanted"], nodes, reader)
+    kept = [nodes[place] for place in data["kept"]]
+    return Tape(nodes[: data["inputs"]], constants, steps, wanted, kept, data["names"], data["read"])

@@ -1,0 +1,267 @@
+"""Names for objects of the program, by which another process finds its own: written as rows, each of which may refer to
+earlier ones. A name leads through modules, classes and functions, and runs no code of the program's.
+
+| row | leads to |
+|---|---|
+| module, name | what `sys.modules` has |
+| globals, name | the namespace of a module |
+| named, row, name | what a module or a class has in its namespace |
+| part, row, name | a part of a function, or of what holds one |
+| cell, row, name | the cell of a variable of a function |
+| held, row | what is in a cell |
+| item, row, key | what is in a dict or a tuple |
+| root | the compiled function |
+| member, row, name | a member of an enumeration |
+| operator, name, overload | an operator of PyTorch's |
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import sys
+import types
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from bolide.dynamo.program.captured import Source
+from bolide.dynamo.program.kinds import MISSING, contents_of
+from bolide.saving.contents import NAMED, CannotSave, Value, content_of
+
+Row = list[Value]
+
+PARTS = frozenset(
+    ["__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__func__", "fget", "fset", "fdel", "__wrapped__"]
+)
+_HIDDEN = ("types", "_collections_abc")
+"""Modules with classes of Python's own that have no names where they say."""
+_MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
+_KEYS = (str, int, bool, type(None))
+
+
+class Changed(Exception):
+    """What is found under a name is not what was saved."""
+
+
+class Namer:
+    """Gives names to objects. `root`: the compiled function; `rows`: the names so far."""
+
+    def __init__(self, root: types.FunctionType) -> None:
+        self.root = root
+        self.rows: list[Row] = []
+        self._known: dict[int, tuple[int, object]] = {}
+        self._refused: dict[int, tuple[CannotSave, object]] = {}
+        self._holders: dict[int, tuple[Value, Row, object]] = {}  # by id: what holds an object, and how
+        self.meet(root)
+
+    def meet(self, value: object) -> None:
+        """Note what holds objects that may have no names of their own: code, cells, what is in them."""
+        waiting = [value]
+        while waiting:
+            value = waiting.pop()
+            for kind, part, *key in _parts(value):
+                if part is not None and self._note(part, value, [kind, *key]):
+                    waiting.append(part)
+
+    def _note(self, value: object, holder: object, way: Row) -> bool:
+        """Whether that was not known."""
+        if id(value) in self._holders:
+            return False
+        self._holders[id(value)] = holder, way, value
+        return True
+
+    def meet_attribute(self, value: object, cls: type, name: str, after: type | None) -> None:
+        """Note what looking up a name in a class has found."""
+        for base in cls.__mro__ if after is None else cls.__mro__[cls.__mro__.index(after) + 1 :]:
+            if name in vars(base):
+                if vars(base)[name] is value:
+                    self._note(value, base, ["named", name])
+                break
+        self.meet(value)
+
+    def of(self, value: object, found: Source | None = None) -> int:
+        """The row of an object, which was `found` there. Raises CannotSave for one without a name."""
+        known = self._known.get(id(value))
+        if known is not None:
+            return known[0]
+        refused = self._refused.get(id(value))
+        if refused is not None and found is None:
+            raise refused[0]
+        try:
+            row = self._row(value, found)
+            return self._entered(value, row)
+        except CannotSave as error:
+            self._refused[id(value)] = error, value
+            raise
+
+    def _entered(self, value: object, row: Row) -> int:
+        self.rows.append([content_of(value), *row])
+        self._known[id(value)] = len(self.rows) - 1, value
+        return len(self.rows) - 1
+
+    def _row(self, value: Value, found: Source | None) -> Row:
+        row = self._own_name(value)
+        if row is None and id(value) in self._holders:
+            holder, way, _ = self._holders[id(value)]
+            row = [way[0], self.of(holder), *way[1:]]
+        if row is None and found is not None:
+            row = self._path(found, value)
+        if row is None:
+            row = self._searched(value)
+        if row is None:
+            raise CannotSave(f"{_shown(value)} has no name by which another process could find it")
+        return row
+
+    def _own_name(self, value: Value) -> Row | None:
+        if value is self.root:
+            return ["root"]
+        if isinstance(value, types.ModuleType):
+            name = value.__name__
+            return ["module", name] if sys.modules.get(name) is value else None
+        if type(value) is dict:
+            called = value.get("__name__")
+            module = sys.modules.get(called) if type(called) is str else None
+            return ["globals", called] if module is not None and vars(module) is value else None
+        if isinstance(value, torch._ops.OpOverload):
+            return ["operator", value._schema.name, value._overloadname]
+        if isinstance(value, enum.Enum):
+            return ["member", self.of(type(value)), value._name_]
+        return self._qualified(value) if isinstance(value, (type, *NAMED)) else None
+
+    def _qualified(self, value: Value) -> Row | None:
+        """By the module and the names that an object says are its own, if they lead to it."""
+        owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
+        name = getattr(value, "__name__", None)
+        if isinstance(owner, type) and type(name) is str:
+            return ["named", self.of(owner), name] if vars(owner).get(name) is value else None
+        qualname, place = getattr(value, "__qualname__", None), getattr(value, "__module__", None) or "builtins"
+        at: Value = sys.modules.get(place) if type(place) is str else None
+        if at is None or type(qualname) is not str:
+            return None
+        path = qualname.split(".")
+        holders = []
+        for part in path:
+            if not isinstance(at, (types.ModuleType, type)):
+                return None
+            holders.append((at, part))
+            at = vars(at).get(part, MISSING)
+        return ["named", self.of(holders[-1][0]), path[-1]] if at is value else None
+
+    def _path(self, found: Source, value: object) -> Row | None:
+        """By the way that capture has found it, if no code of the program's is on it."""
+        match found.kind:
+            case "global" if type(found.key) is tuple and found.obj.get(found.key[1], MISSING) is value:
+                return ["item", self.of(found.obj), found.key[1]]
+            case "closure" if contents_of(found.obj) is value:
+                return ["held", self.of(found.obj)]
+            case "attr" if found.key in PARTS and found.base is not None:
+                holder = self._reached(found.base)
+                if type(holder) is types.FunctionType and getattr(holder, found.key, MISSING) is value:
+                    return ["part", self.of(holder, found.base), found.key]
+            case "dict_value" | "item" if found.base is not None and type(found.key) in _KEYS:
+                holder = self._reached(found.base)
+                if type(holder) in _MAPPINGS and holder.get(found.key, MISSING) is value:
+                    return ["item", self.of(holder, found.base), found.key]
+        return None
+
+    def _reached(self, source: Source) -> Value:
+        """What is found at a source, where that is known without a call."""
+        match source.kind:
+            case "object":
+                return source.obj
+            case "global":
+                return source.obj.get(source.key[1], MISSING)
+            case "closure":
+                return contents_of(source.obj)
+        return MISSING
+
+    def _searched(self, value: Value) -> Row | None:
+        """By the module of its class, or one that has been named."""
+        modules = [getattr(type(value), "__module__", None), getattr(value, "__module__", None)]
+        modules += [*_HIDDEN, *(row[2] for row in self.rows if row[1] in ("globals", "module"))]
+        for name in dict.fromkeys(filter(None, modules)):
+            module = sys.modules.get(name) if type(name) is str else None
+            for key, item in list(vars(module).items()) if module is not None else ():
+                if item is value:
+                    return ["named", self.of(module), key]
+        return None
+
+
+def _parts(value: Value) -> Iterator[Row]:
+    """What an object holds that may be asked for by itself: how, and which."""
+    if isinstance(value, (staticmethod, classmethod)):
+        yield ["part", value.__func__, "__func__"]
+    elif isinstance(value, property):
+        yield from (["part", getattr(value, name), name] for name in ("fget", "fset", "fdel"))
+    elif type(value) is types.FunctionType:
+        yield ["part", value.__code__, "__code__"]
+        cells = zip(value.__code__.co_freevars, value.__closure__ or ())
+        yield from (["cell", cell, name] for name, cell in cells)
+    elif type(value) is types.CellType:
+        held = contents_of(value)
+        if type(held) is types.FunctionType:
+            yield ["held", held]
+
+
+def find(rows: Iterable[Row], root: types.FunctionType) -> list[Value]:
+    """This process's objects of those names. Raises Changed where one is not there, or is another one."""
+    found: list[Value] = []
+    for content, kind, *path in rows:
+        try:
+            value = _followed(kind, path, found, root)
+        except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
+            raise Changed(f"{_told(kind, path)} is not there") from error
+        try:
+            now = content_of(value)
+        except CannotSave as error:
+            raise Changed(f"{_told(kind, path)} is another one") from error
+        if now != content:
+            raise Changed(f"{_told(kind, path)} has changed")
+        found.append(value)
+    return found
+
+
+def _followed(kind: str, path: Sequence[Value], found: Sequence[Value], root: types.FunctionType) -> Value:
+    match kind, *path:
+        case "module", name:
+            return sys.modules[name]
+        case "globals", name:
+            return vars(sys.modules[name])
+        case "named", row, name:
+            holder = found[row]
+            if not isinstance(holder, (types.ModuleType, type)):
+                raise TypeError(name)
+            return vars(holder)[name]
+        case "part", row, name if name in PARTS:
+            if not isinstance(found[row], (types.FunctionType, staticmethod, classmethod, property)):
+                raise TypeError(name)
+            return getattr(found[row], name)
+        case "cell", row, name:
+            return found[row].__closure__[found[row].__code__.co_freevars.index(name)]
+        case "held", row:
+            return found[row].cell_contents
+        case "member", row, name:
+            return found[row]._member_map_[name]
+        case "item", row, key:
+            if type(found[row]) not in _MAPPINGS:
+                raise TypeError(key)
+            return dict.__getitem__(found[row], key)
+        case ("root",):
+            return root
+        case "operator", name, overload:
+            namespace, _, packet = name.partition("::")
+            return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    raise ValueError(kind)
+
+
+def _told(kind: str, path: Sequence[Value]) -> str:
+    return " ".join(str(part) for part in path if isinstance(part, str)) or kind
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
+    if isinstance(value, NAMED):
+        return f"the function {value.__qualname__}"  # type: ignore[attr-defined]
+    return f"a {type(value).__qualname__}"

@@ -1,0 +1,326 @@
+"""Programs for the tests of saved functions: a process runs all of them, and tells for each how often it has captured
+and whether results, gradients and effects are eager's. ``python -m tests.correctness.aot.saved_programs VARIANT
+FOLDER``."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import importlib
+import json
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import llvmlite.binding
+import torch
+from torch import nn
+
+import bolide
+from bolide.dynamo.entry.versions import Versions
+
+SCALE = 2.0
+TABLE = {"gain": 3.0}
+LIMIT = 1.5
+CAPTURES = [0]
+
+
+def scaled(x: torch.Tensor, k: int = 2) -> torch.Tensor:
+    return x.sin() * k + SCALE
+
+
+def by_table(x: torch.Tensor) -> torch.Tensor:
+    return x * TABLE["gain"]
+
+
+def activated(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.silu(x) + 1
+
+
+def with_default(x: torch.Tensor, k: float = LIMIT) -> torch.Tensor:
+    return x.clamp(max=k)
+
+
+def in_turns(x: torch.Tensor) -> torch.Tensor:
+    return x * math.pi
+
+
+def shared(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def inner(*args: Any) -> Any:
+        return fn(*args) * 2
+
+    return inner
+
+
+@shared
+def decorated(x: torch.Tensor) -> torch.Tensor:
+    return x.tanh()
+
+
+def closed_over(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def closed(x: torch.Tensor) -> torch.Tensor:
+        return x * factor
+
+    return closed
+
+
+def written(x: torch.Tensor, log: list[Any]) -> torch.Tensor:
+    x.add_(1)
+    log.append(x.sum())
+    return x.view(-1)[1:]
+
+
+@dataclasses.dataclass
+class Result:
+    value: torch.Tensor
+    parts: tuple[Any, ...] = ()
+
+
+def packed(x: torch.Tensor) -> Result:
+    return Result(x.exp(), (x, {"n": x.shape[0], "c": torch.tensor([1.0, 2.0])}))
+
+
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() * x).sum(0)
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.outer = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        self.calls += 1
+        return {"y": self.outer(nn.functional.gelu(self.norm(self.inner(x)))) * SCALE, "x": (x, 3)}
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from leaves(item)
+    elif isinstance(value, dict):
+        yield from leaves([*value.items()])
+    elif dataclasses.is_dataclass(value):
+        yield from leaves(vars(value))
+    else:
+        yield value
+
+
+def same(wanted: Any, found: Any) -> None:
+    wanted, found = [*leaves(wanted)], [*leaves(found)]
+    assert len(wanted) == len(found)
+    for a, b in zip(wanted, found):
+        assert type(a) is type(b), (a, b)
+        if isinstance(a, torch.Tensor):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+            assert a.stride() == b.stride() and a.requires_grad == b.requires_grad
+        else:
+            assert a == b, (a, b)
+
+
+def compared(fn: Any, compiled: Any, make: Callable[[], tuple[Any, ...]]) -> None:
+    """A call, its results, gradients and what it has done to its arguments."""
+    state = torch.get_rng_state()
+    args = make()
+    torch.set_rng_state(state)
+    other = make()
+    wanted, found = fn(*args), compiled(*other)
+    same((wanted, args), (found, other))
+    results = [[t for t in leaves(value) if isinstance(t, torch.Tensor) and t.grad_fn] for value in (wanted, found)]
+    for outs in results:
+        if outs:
+            sum(out.sum() for out in outs).backward()
+    same(
+        [t.grad for t in leaves(args) if isinstance(t, torch.Tensor) and t.is_leaf],
+        [t.grad for t in leaves(other) if isinstance(t, torch.Tensor) and t.is_leaf],
+    )
+
+
+def plain(*shape: int, grad: bool = False) -> Callable[[], tuple[Any, ...]]:
+    return lambda: (torch.randn(shape).requires_grad_(grad),)
+
+
+def of_module(train: bool) -> None:
+    module = Layer()
+    eager = copy.deepcopy(module)
+    compiled = bolide.compile(module)
+    with torch.set_grad_enabled(train):
+        for _ in range(2):
+            compared(eager, compiled, plain(3, 8))
+    assert module.calls == eager.calls == 2
+    same([p.grad for p in eager.parameters()], [p.grad for p in module.parameters()])
+
+
+def of_sizes() -> None:
+    compiled = bolide.compile(scaled)
+    for size in (3, 5, 6, 2):
+        compared(scaled, compiled, plain(size, 8))
+
+
+def second_order() -> None:
+    compiled = bolide.compile(twice)
+    x = torch.randn(3, 4, requires_grad=True)
+    grads = []
+    for fn in (twice, compiled):
+        (first,) = torch.autograd.grad(fn(x).sum(), x, create_graph=True)
+        grads.append(torch.autograd.grad(first.pow(2).sum(), x))
+    same(*grads)
+
+
+def missing_gradients() -> None:
+    """The backward for the first result alone, and for both."""
+
+    def two(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x @ w, x.sin()
+
+    compiled = bolide.compile(two)
+    for weights in ((1, 0), (1, 1)):
+        grads = []
+        for fn in (two, compiled):
+            torch.manual_seed(5)
+            x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+            outs = [out.sum() for out, weight in zip(fn(x, w), weights) if weight]
+            grads.append(torch.autograd.grad(sum(outs), (x, w)))
+        same(*grads)
+
+
+def one(fn: Any, make: Callable[[], tuple[Any, ...]], **options: Any) -> None:
+    compiled = bolide.compile(fn, **options)
+    compared(fn, compiled, make)
+    compared(fn, compiled, make)
+
+
+def with_dropout() -> None:
+    """As another process has compiled it: the same numbers from the same seed."""
+    compiled = bolide.compile(dropped)
+    x = torch.arange(1.0, 65.0)
+    torch.manual_seed(3)
+    first = compiled(x)
+    torch.manual_seed(3)
+    same(first, compiled(x))
+    assert set((first / x).round(decimals=4).tolist()) == {0.0, 2.0}
+
+
+def dropped(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.dropout(x, 0.5)
+
+
+PROGRAMS: dict[str, Callable[[], None]] = {
+    "function": lambda: one(scaled, plain(3, 8)),
+    "gradients": lambda: one(scaled, plain(3, 8, grad=True)),
+    "table": lambda: one(by_table, plain(5)),
+    "function of torch's": lambda: one(activated, plain(5)),
+    "default": lambda: one(with_default, plain(7)),
+    "constant of a library": lambda: one(in_turns, plain(6)),
+    "decorated": lambda: one(decorated, plain(4)),
+    "closure": lambda: one(closed_over(FACTOR[0]), plain(4)),
+    "writes": lambda: one(written, lambda: (torch.randn(4, 2), [])),
+    "results": lambda: one(packed, plain(3)),
+    "sizes": of_sizes,
+    "module": functools.partial(of_module, False),
+    "training": functools.partial(of_module, True),
+    "second order": second_order,
+    "missing gradients": missing_gradients,
+    "dropout": with_dropout,
+    "edited": lambda: one(importlib.import_module("edited").body, plain(4)),
+    "inlined": lambda: one(importlib.import_module("edited").outer, plain(4)),
+}
+FACTOR = [2.5]
+
+
+@contextmanager
+def changed(name: str) -> Iterator[None]:
+    """What another process may find changed, by the program that it must not go unseen in."""
+    functional = torch.nn.functional
+    known = (SCALE, functional.silu, math.pi, with_default.__defaults__, Layer.forward)
+    globals()["SCALE"] = 7.0 if name in ("function", "gradients", "module", "training", "sizes") else SCALE
+    TABLE["gain"] = 5.0 if name == "table" else 3.0
+    FACTOR[0] = 9.0 if name == "closure" else 2.5
+    if name == "function of torch's":
+        functional.silu = lambda x: x * 4  # type: ignore[assignment]
+    if name == "constant of a library":
+        math.pi = 3.0  # type: ignore[misc]
+    if name == "default":
+        with_default.__defaults__ = (0.25,)
+    try:
+        yield
+    finally:
+        globals()["SCALE"], functional.silu, math.pi, with_default.__defaults__, _ = known
+
+
+CHANGED = ("function", "gradients", "module", "training", "sizes", "table", "closure", "function of torch's")
+CHANGED += ("constant of a library", "default")
+
+
+def saved(folder: str) -> None:
+    """What was compiled is saved to files."""
+    module = Layer()
+    compiled = bolide.compile(module)
+    compiled(torch.randn(3, 8))["y"].sum().backward()
+    module.calls = 0
+    with torch.no_grad():
+        compiled(torch.randn(3, 8))
+    bolide.save_compiled(compiled, f"{folder}/module")
+    function = bolide.compile(scaled)
+    for size in (3, 5):
+        function(torch.randn(size, 8))
+    bolide.save_compiled(function, f"{folder}/function")
+
+
+def loaded(folder: str) -> None:
+    """Those files in a process that captures nothing, and that cannot make machine code: only what takes over after
+    some calls is made then."""
+    llvmlite.binding.parse_assembly = None
+    module, eager = Layer(), Layer()
+    module.load_state_dict(eager.state_dict())
+    compiled = bolide.load_compiled(f"{folder}/module", module)
+    compared(eager, compiled, plain(3, 8))
+    same([p.grad for p in eager.parameters()], [p.grad for p in module.parameters()])
+    eager.calls = module.calls = 0
+    with torch.no_grad():
+        compared(eager, compiled, plain(3, 8))
+    function = bolide.load_compiled(f"{folder}/function")
+    for size in (3, 9):
+        compared(scaled, function, plain(size, 8))
+
+
+def main(variant: str, folder: str) -> None:
+    """Prints {program: [captures, error]}; `variant`: first, which saves files, too; again, changed, or load."""
+    if variant == "first":
+        PROGRAMS["saved"] = functools.partial(saved, folder)
+    elif variant == "load":
+        PROGRAMS.clear()
+        PROGRAMS["loaded"] = functools.partial(loaded, folder)
+    warnings.simplefilter("error")
+    bolide.dynamo.config.suppress_errors = False
+    made = Versions._make_once
+
+    def counted(self: Versions, *call: Any) -> Any:
+        CAPTURES[0] += 1
+        return made(self, *call)
+
+    Versions._make_once = counted  # type: ignore[method-assign]
+    told: dict[str, tuple[int, str]] = {}
+    for name in CHANGED if variant == "changed" else PROGRAMS:
+        CAPTURES[0] = 0
+        error = ""
+        try:
+            with changed(name if variant == "changed" else ""):
+                PROGRAMS[name]()
+        except Exception as fault:
+            error = f"{type(fault).__name__}: {fault}"
+            if os.environ.get("VERBOSE"):
+                raise
+        told[name] = CAPTURES[0], error
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

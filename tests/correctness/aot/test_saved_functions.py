@@ -1,0 +1,295 @@
+"""Entries of compiled functions that another process uses: without capture where nothing has changed, never where
+something has."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bolide
+from bolide.dynamo.config import config
+from bolide.dynamo.entry.versions import Versions
+from bolide.support import artifacts
+from bolide.support.cache import disk
+from bolide.support.errors import BolideError
+from tests.correctness.aot.saved_programs import CHANGED, PROGRAMS, Layer, scaled
+
+ROOT = Path(__file__).resolve().parents[3]
+EDITED = """import torch
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return x + {added}
+
+
+def outer(x: torch.Tensor) -> torch.Tensor:
+    return helper(x) * 3
+
+
+def body(x: torch.Tensor) -> torch.Tensor:
+    return x * {factor}
+"""
+Told = dict[str, tuple[int, str]]
+
+
+def process(folder: Path, variant: str, **env: str) -> Told:
+    command = [sys.executable, "-m", "tests.correctness.aot.saved_programs", variant, str(folder)]
+    settings = {
+        "BOLIDE_CACHE_DIR": str(folder / "cache"),
+        "BOLIDE_FORCE_DISABLE_CACHES": "0",
+        "PYTHONPATH": f"{ROOT}:{folder}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    done = subprocess.run(
+        command, env={**os.environ, **settings, **env}, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told: Told = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In which a process has run all programs."""
+    folder = tmp_path_factory.mktemp("saved")
+    (folder / "edited.py").write_text(EDITED.format(added=1, factor=2))
+    told = process(folder, "first")
+    assert told.pop("saved") == [0, ""]
+    assert all(captures and not error for captures, error in told.values()), told
+    return folder
+
+
+@pytest.fixture(scope="module")
+def again(folder: Path) -> Told:
+    return process(folder, "again")
+
+
+@pytest.fixture(scope="module")
+def other(folder: Path, again: Told) -> Told:
+    (folder / "edited.py").write_text(EDITED.format(added=5, factor=9))
+    return process(folder, "changed")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_second_process_captures_nothing(again: Told, program: str) -> None:
+    captures, error = again[program]
+    assert not error
+    assert captures == (program == "training"), "a number that changes is a symbol there, which is not kept yet"
+
+
+@pytest.mark.parametrize("program", CHANGED)
+def test_what_has_changed_is_captured(other: Told, program: str) -> None:
+    captures, error = other[program]
+    assert not error and captures
+
+
+def test_a_file_needs_no_capture_no_compiler_and_no_cache(folder: Path) -> None:
+    assert process(folder, "load", BOLIDE_FORCE_DISABLE_CACHES="1") == {"loaded": [0, ""]}
+
+
+# ---- in one process --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache of the test's own."""
+    monkeypatch.setenv("BOLIDE_CACHE_DIR", str(tmp_path / "cache"))
+    with config.patch(force_disable_caches=False):
+        bolide.reset()
+        yield tmp_path
+    bolide.reset()
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what was captured."""
+    names: list[str] = []
+    made = Versions._make_once
+
+    def counted(self: Versions, *call: Any) -> Any:
+        names.append(self.name)
+        return made(self, *call)
+
+    monkeypatch.setattr(Versions, "_make_once", counted)
+    return names
+
+
+def test_several_threads_use_one_entry(cache: Path, captures: list[str]) -> None:
+    bolide.compile(scaled)(torch.randn(3, 8))
+    bolide.reset()  # as a new process, but for the cache on disk
+    captures.clear()
+    compiled, found = bolide.compile(scaled), []
+    inputs = [torch.randn(3, 8) for _ in range(6)]
+    threads = [threading.Thread(target=lambda x=x: found.append((x, compiled(x)))) for x in inputs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 6 and not captures
+    for x, result in found:
+        torch.testing.assert_close(result, scaled(x))
+
+
+def test_damaged_records_are_made_anew(cache: Path, captures: list[str]) -> None:
+    x = torch.randn(3, 8, requires_grad=True)
+    for damage in (
+        lambda data: data[:-20],
+        lambda data: data[:80] + bytes([data[80] ^ 4]) + data[81:],
+        lambda data: b"",
+    ):
+        bolide.compile(scaled)(x).sum().backward()
+        for file in (cache / "cache").rglob("functions*"):
+            file.write_bytes(damage(file.read_bytes()))
+        bolide.reset()
+        captures.clear()
+        torch.testing.assert_close(bolide.compile(scaled)(x), scaled(x))
+        assert captures == ["scaled"]
+
+
+def test_records_of_other_contents_are_refused(cache: Path, captures: list[str], monkeypatch: Any) -> None:
+    """What is in a record makes no sense, though its checksum is right."""
+    x = torch.randn(3, 8)
+    bolide.compile(scaled)(x)
+    unpack = artifacts.unpack
+
+    def garbled(kind: str, digest: str, data: bytes) -> Any:
+        entry = unpack(kind, digest, data)
+        if entry is None or "record" not in entry.key.names:
+            return entry
+        return entry._replace(payload=entry.payload.replace(b'"global"', b'"local"'))
+
+    monkeypatch.setattr(artifacts, "unpack", garbled)
+    bolide.reset()  # as a new process, but for the cache on disk
+    torch.testing.assert_close(bolide.compile(scaled)(x), scaled(x))
+    assert captures == ["scaled", "scaled"]
+
+
+def test_other_versions_are_other_entries(cache: Path, captures: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    bolide.compile(scaled)(torch.randn(3, 8))
+    bolide.reset()
+    monkeypatch.setattr(torch, "__version__", f"{torch.__version__}x")
+    bolide.compile(scaled)(torch.randn(3, 8))
+    assert captures == ["scaled", "scaled"]
+
+
+def test_marked_tensors_are_captured(cache: Path, captures: list[str]) -> None:
+    bolide.compile(scaled)(torch.randn(3, 8))
+    bolide.reset()  # as a new process, but for the cache on disk
+    x = torch.randn(3, 8)
+    bolide.mark_dynamic(x, 0)
+    compiled = bolide.compile(scaled)
+    compiled(x)
+    compiled(torch.randn(9, 8))
+    assert captures == ["scaled", "scaled"]
+
+
+class Nameless:
+    pass
+
+
+def test_what_cannot_be_saved_is_named(cache: Path) -> None:
+    class Local:
+        gain = 2.0
+
+    def by_local(x: torch.Tensor, o: Any) -> torch.Tensor:
+        return x * o.gain
+
+    compiled = bolide.compile(by_local)
+    with pytest.raises(
+        BolideError, match=r"by_local cannot be saved: nothing of it is compiled yet\n  at: (?s:.*)remedy"
+    ):
+        bolide.save_compiled(compiled, cache / "file")
+    compiled(torch.randn(3), Local())
+    match = r"(?s)by_local cannot be saved: the class .*Local has no name .*at: File .*\n    def by_local.*remedy"
+    with pytest.raises(BolideError, match=match):
+        bolide.save_compiled(compiled, cache / "file")
+    assert not (cache / "file").exists()
+    with pytest.raises(BolideError, match="is not a compiled function"):
+        bolide.save_compiled(by_local, cache / "file")
+    with pytest.raises(BolideError, match=r"its backend keeps no graphs(?s:.*)remedy"):
+        bolide.save_compiled(bolide.compile(by_local, backend="eager"), cache / "file")
+
+
+def broken(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    bolide.graph_break()
+    return y + 1
+
+
+def in_order(x: torch.Tensor) -> torch.Tensor:
+    for name in {"a", "b", "c"}:
+        x = x * 2 + len(name)
+    return x
+
+
+def listed(x: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
+    return x + 1, list(frozenset(("a", "b")))
+
+
+def hashed(x: torch.Tensor) -> torch.Tensor:
+    return x + hash("a") % 7
+
+
+def numbered(x: torch.Tensor) -> torch.Tensor:
+    return x + id("a") % 7
+
+
+def shown(x: torch.Tensor) -> tuple[torch.Tensor, str]:
+    return x + 1, f"{listed}"
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (broken, r"it ends in a break(?s:.*)bolide\.graph_break\(\)"),
+        (in_order, "it goes through a set"),
+        (listed, "it goes through a set"),
+        (hashed, "it asks for a hash"),
+        (numbered, "it asks for the id"),
+        (shown, "has the address of an object"),
+    ],
+)
+def test_what_is_of_this_process_is_not_saved(
+    cache: Path, captures: list[str], function: Callable[[torch.Tensor], object], reason: str
+) -> None:
+    compiled = bolide.compile(function)
+    x = torch.randn(3)
+    compiled(x)
+    with pytest.raises(BolideError, match=f"cannot be saved: .*{reason}(?s:.*)remedy"):
+        bolide.save_compiled(compiled, cache / "file")
+    bolide.reset()
+    captures.clear()
+    bolide.compile(function)(x)
+    assert captures
+
+
+def test_files_for_something_else_are_refused(cache: Path) -> None:
+    compiled = bolide.compile(scaled)
+    compiled(torch.randn(3, 8))
+    bolide.save_compiled(compiled, cache / "file")
+    with pytest.raises(BolideError, match=r"saved of scaled for something else: code .*→(?s:.*)remedy"):
+        bolide.load_compiled(cache / "file", lambda x, k=2: x * k)
+    with pytest.raises(BolideError, match="for something else"):
+        bolide.load_compiled(cache / "file", Layer())
+    with pytest.raises(FileNotFoundError):
+        bolide.load_compiled(cache / "none", scaled)
+    (cache / "file").write_bytes((cache / "file").read_bytes()[:-30])
+    with pytest.raises(BolideError, match="save_compiled"):
+        bolide.load_compiled(cache / "file", scaled)
+
+
+def test_the_cache_may_be_full_or_gone(cache: Path, captures: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "write", lambda *args: None)
+    bolide.compile(scaled)(torch.randn(3, 8))
+    bolide.reset()  # as a new process, but for the cache on disk
+    torch.testing.assert_close(bolide.compile(scaled)(x := torch.randn(3, 8)), scaled(x))
+    assert captures == ["scaled", "scaled"]
