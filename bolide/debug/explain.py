@@ -471,8 +471,6 @@ def note_info(event: object) -> Iterator[NoteInfo]:
         yield NoteInfo(event.name, "read", f"{event.source} = {event.value}", reason, str(event.where or ""))
     elif isinstance(event, events.CacheLookup) and event.kind == "plans":
         yield NoteInfo(event.name, "cache", "plan", "found" if event.hit else f"not found: {event.reason}", "")
-    elif isinstance(event, events.NotKept):
-        yield NoteInfo(event.name, "cache", "entry", f"not kept: {event.reason}", str(event.where or ""))
     elif isinstance(event, events.Skipped):
         yield NoteInfo(event.name, "skipped", event.function, event.reason, str(event.where or ""))
 
