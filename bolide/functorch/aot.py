@@ -29,6 +29,7 @@ from bolide.functorch.partitioners import Joint, Partition, Strategy, forward_no
 from bolide.functorch.passes import INFERENCE_PASSES, PASSES, Pass, run_passes
 from bolide.functorch.passes.freezing import Frozen, freeze, split_constants
 from bolide.functorch.passes.norms import split_norms
+from bolide.functorch.runtime.histories import histories
 from bolide.functorch.runtime.memory import saved_values
 from bolide.functorch.runtime.missing import with_presence, without_tangents
 from bolide.functorch.runtime.program import Compiled, Derivative, Program, Training
@@ -192,21 +193,22 @@ def _compile_training(trace: Trace, signature: Signature, request: Request) -> t
         reason = "results require grad: call it under torch.no_grad()"
         events.emit(events.Stage(request.name, "freeze", 0.0, {"refused": reason}))
     behind = {id(leaf) for leaf in leaves_behind(r.tensor.grad_fn for r in signature.results if r.tensor is not None)}
+    apart = histories([None if r.tensor is None else r.tensor.grad_fn for r in signature.results])
     derivable = not trace.derivation.is_own  # which the backward may set, too
     joint, tape, parts = _differentiated(trace, signature, request, derivable)
     parameters = _parameters(trace)
     kept = None if tape is None else _kept_results(parts.forward, joint.inputs, tape)
     info = GraphInfo("forward", parameters, frozenset(range(joint.outputs)))
     forward = request.forward(parts.forward, trace.constants, info)
-    crossing = _crossing(signature, parts, trace, tape, kept or ())
+    crossing = replace(_crossing(signature, parts, trace, tape, kept or ()), histories=apart)
     _take_real_layouts(parts, joint.inputs)
     static = frozenset(position for position, at in enumerate(crossing.tensors) if at in parameters)
     derivative = Derivative(
         parts.backward, len(parts.saved), static, None if kept is None else tape, bool(trace.shapes.facts.names)
     )
-    apart = tuple(i for i, leaf in enumerate(trace.leaves) if leaf is not trace.inputs[i] and id(leaf) not in behind)
+    detached = tuple(i for i, leaf in enumerate(trace.leaves) if leaf is not trace.inputs[i] and id(leaf) not in behind)
     anchored = not any(takes_gradient(leaf) and id(leaf) in behind for leaf in trace.leaves)
-    return forward, derivative, Training(crossing, apart, anchored, derivative.tape is not None)
+    return forward, derivative, Training(crossing, detached, anchored, derivative.tape is not None)
 
 
 def _given(derivative: Derivative) -> Derivative:
@@ -236,7 +238,8 @@ def backward_of(
 
     twice, eager = (_second(of, request), _second(of, None)) if training.twice else (None, None)
     module_for = partial(_traceable, graph_for, constants, request.name)
-    backward = Backward(crossing, compiled_for, module_for, twice, eager, request.title)
+    needed = partial(_needed, of, graph_for)
+    backward = Backward(crossing, compiled_for, module_for, needed, twice, eager, request.title)
     if request.plain:
         backward.compiled_for(())
     return backward
@@ -306,6 +309,14 @@ def _graph_for(of: Callable[[], Derivative], crossing: Crossing) -> Callable[[tu
         return *with_presence(graph, slots[len(slots) - len(present) :]), len(present)
 
     return graph_for
+
+
+def _needed(
+    of: Callable[[], Derivative], graph_for: Callable[[tuple[int, ...]], BackwardGraph], missing: tuple[int, ...]
+) -> list[int]:
+    """The places of the saved values that the backward reads where the tangents of some results do not come."""
+    slots = placeholders(graph_for(missing)[0])[: of().saved]
+    return [place for place, slot in enumerate(slots) if slot.users]
 
 
 def _traceable(

@@ -19,6 +19,7 @@ import torch
 import torch.fx as fx
 
 from bolide.functorch.graphs import Runner
+from bolide.functorch.runtime.histories import Rest
 from bolide.functorch.runtime.second import SecondOrder
 from bolide.functorch.runtime.transformed import Tangents, is_transformed, through
 from bolide.functorch.runtime.underived import raising
@@ -154,6 +155,7 @@ class Crossing:
     (it is brought into that layout if it comes in another), or None where there is no tangent. `symbols`: where the
     sizes that strides and aliases speak of are, by name, in the list of all inputs followed by all results. `shared`:
     the results that lie in the memory of an input or of another result, though with a history of their own.
+    `histories`: which history each result is of, where there are several (see `runtime.histories`).
 
     For gradients of gradients, which are computed from the inputs: `read`, the tensors among them that the results
     depend on and that are not saved; `loose`, those of them that the program's caller may drop; `kept`, where what
@@ -169,6 +171,7 @@ class Crossing:
     loose: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     shared: Mapping[int, Output] = field(default_factory=dict)
+    histories: tuple[int, ...] = ()
 
 
 BackwardFor = Callable[[tuple[int, ...]], Runner]
@@ -191,11 +194,12 @@ class Backward:
         crossing: Crossing,
         compiled_for: BackwardFor,
         module_for: Callable[[tuple[int, ...]], fx.GraphModule | None],
+        needed: Callable[[tuple[int, ...]], Sequence[int]],
         twice: SecondOrder | None,
         eager: SecondOrder | None,
         title: str,
     ) -> None:
-        self.crossing, self.module_for, self.title = crossing, module_for, title
+        self.crossing, self.module_for, self.needed, self.title = crossing, module_for, needed, title
         self.told: Callable[[tuple[int, ...], Runner], None] | None = None  # of each backward that is compiled
         self.twice, self.eager = twice, eager
         self.compiled_for = _once_per_key(compiled_for)
@@ -235,10 +239,9 @@ class Backward:
             derived = None if inputs is None or self.twice is None else self.twice(inputs, ctx.kept, tangents)
             if derived is not None:
                 return derived
-        values = [*_unpacked(ctx), *ctx.numbers] if saved is None else [*saved]
-        if saved is None:
-            ctx.maybe_clear_saved_tensors()
-        run = self.compiled_for(tuple([at for at, _ in self.expected if tangents[at] is None]))
+        missing = tuple([at for at, _ in self.expected if tangents[at] is None])
+        values = self._saved(ctx, missing) if saved is None else [*saved]
+        run = self.compiled_for(missing)
         for at, stride in self.expected:
             tangent = tangents[at]
             if tangent is not None:
@@ -248,6 +251,21 @@ class Backward:
         if not torch.is_grad_enabled():
             return tuple(run(values))
         return _not_twice(without_grad(run)(values), inputs or ())
+
+    def _saved(self, ctx: Any, missing: tuple[int, ...]) -> list[object]:
+        """The saved values, which are released now, but for those of histories that get no tangents yet."""
+        of = self.crossing.histories
+        rest: Rest | None = ctx.rest if of else None
+        asked = frozenset([of[at] for at, _ in self.expected if at not in missing]) if of else frozenset()
+        if rest is not None and not asked & rest.derived:
+            values = rest.taken(partial(self.needed, missing))
+        else:
+            values = [*_unpacked(ctx), *ctx.numbers]
+            ctx.maybe_clear_saved_tensors()
+        if of:
+            derived = asked if rest is None else asked | rest.derived
+            ctx.rest = Rest.after(derived, [*values], rest) if derived < set(of) else None
+        return values
 
     def _transformed(self, ctx: Any, tangents: Tangents) -> tuple[Any, ...]:
         saved = [*_unpacked(ctx), *ctx.numbers]
@@ -317,6 +335,8 @@ def differentiable(
                 owner = inputs[int(alias.index)] if alias.kind == "input" else results[int(alias.index)]
                 results[place] = with_views(owner.detach(), with_sizes(alias.chain, ctx.sizes)).detach()
             ctx.set_materialize_grads(False)
+            if crossing.histories:
+                ctx.rest = None
             if untracked:
                 ctx.mark_non_differentiable(*[results[i] for i in untracked if isinstance(results[i], torch.Tensor)])
             return tuple(results[: crossing.results])
