@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -27,9 +24,6 @@ from bolide.support.artifacts import Key
 from bolide.support.engine import object_key
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta
-
-PARTS = ("inductor", "support", "symbolic", "tracing")
-"""The packages of ours that decide what becomes of a graph."""
 
 
 class About(Protocol):
@@ -56,7 +50,7 @@ def key_of(gm: torch.fx.GraphModule, info: About, machine: Machine) -> Key | Non
         "graph": artifacts.digest_of(f"{about}\n{text}"),
         "machine": repr(machine),
         "threads": str(machine.threads),
-        "bolide": _source_digest(),
+        "bolide": artifacts.sources_digest(),
         "lowerings": lowerings_digest(),
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "default dtype": str(torch.get_default_dtype()),
@@ -138,18 +132,6 @@ def _with_lines(plan: Plan, change: Callable[[str], str]) -> Plan:
     """The plan with other lines of the program at its calls: those of who wrote an equal graph are elsewhere."""
     steps = [replace(s, where=change(s.where)) if isinstance(s, Call) and s.where else s for s in plan.steps]
     return replace(plan, steps=tuple(steps))
-
-
-@functools.cache
-def _source_digest() -> str:
-    """A digest of our own code."""
-    package = Path(__file__).resolve().parent.parent
-    total = hashlib.sha256()
-    for part in PARTS:
-        for path in sorted((package / part).rglob("*.py")):
-            total.update(f"{path.relative_to(package)}\n".encode())
-            total.update(path.read_bytes())
-    return total.hexdigest()
 
 
 def lowerings_digest() -> str:

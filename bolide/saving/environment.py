@@ -19,9 +19,8 @@ from bolide.dynamo.program.kinds import is_library_file, is_own_file
 from bolide.inductor.machine import host_machine
 from bolide.inductor.saved import lowerings_digest
 from bolide.saving.contents import CannotSave
+from bolide.support import artifacts
 from bolide.support.config import Config
-
-_PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def _started() -> float:
@@ -43,13 +42,13 @@ def environment() -> dict[str, str]:
             "functions are marked (allow_in_graph, assume_constant_result, …), whose code is not looked at"
         )
     names = {
-        "bolide": sources_digest(),
+        "bolide": artifacts.sources_digest(),
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "python": sys.version,
         "machine": repr(host_machine()),
         "lowerings": lowerings_digest(),
         "mkldnn": str(torch.backends.mkldnn.enabled),
-        "operators": _digest(sorted(_own_operators())),
+        "operators": artifacts.digest_of("\n".join(sorted(_own_operators()))),
     }
     for name, config in (("dynamo", dynamo.config), ("functorch", functorch.config), ("inductor", inductor.config)):
         names |= {f"{name}.{option}": value for option, value in _changed(config)}
@@ -68,22 +67,6 @@ def _own_operators() -> list[str]:
     """The operators of PyTorch's for which the program has put in kernels of its own."""
     known: Iterable[str] = torch.library._impls
     return [name for name in known if name.startswith("aten/") and not name.endswith("/Meta")]
-
-
-def _digest(texts: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
-
-
-@functools.cache
-def sources_digest() -> str:
-    """A digest of our own code."""
-    files = sorted(f"{folder}/{name}" for folder, _, names in os.walk(_PACKAGE) for name in names if name[-3:] == ".py")
-    total = hashlib.sha256()
-    for name in files:
-        total.update(f"{name.removeprefix(str(_PACKAGE))}\n".encode())
-        with open(name, "rb") as file:
-            total.update(file.read())
-    return total.hexdigest()
 
 
 def files_of(codes: Iterable[types.CodeType]) -> dict[str, str]:

@@ -11,15 +11,16 @@ before the payload. So bytes that were damaged, cut off, or put elsewhere are no
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
+import os
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from types import ModuleType
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ _MARK = b"bolide\0\1"
 _HEAD = len(_MARK) + 32
 _LENGTH = struct.Struct("<I")
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIMIT = 64 << 20  # bytes that are kept in memory; the oldest go first
 _FORMAT = b"bolide 3"
 _LOOKED_AT = 500  # entries that are compared to tell why there is none
@@ -52,7 +54,7 @@ class Key:
     names: Mapping[str, str]
     label: str = ""
 
-    @cached_property
+    @functools.cached_property
     def digest(self) -> str:
         """What the key is called: the same in every process."""
         return hashlib.sha256(json.dumps([self.kind, sorted(self.names.items())]).encode()).hexdigest()
@@ -120,6 +122,18 @@ class CacheInfo:
 
 
 _known: dict[Place, bytes] = {}
+
+
+@functools.cache
+def sources_digest() -> str:
+    """A digest of our own code: what another version has made is not used."""
+    files = sorted(f"{folder}/{name}" for folder, _, names in os.walk(_PACKAGE) for name in names if name[-3:] == ".py")
+    total = hashlib.sha256()
+    for name in files:
+        total.update(f"{name.removeprefix(_PACKAGE)}\n".encode())
+        with open(name, "rb") as file:
+            total.update(file.read())
+    return total.hexdigest()
 
 
 def digest_of(text: str) -> str:
