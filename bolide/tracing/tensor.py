@@ -433,26 +433,6 @@ class TracedTensor(torch.Tensor):
 _ONLY_TRACED = (TracedTensor,)
 
 
-def _is_parameter(value: object) -> bool:
-    return isinstance(value, TracedTensor) and getattr(value, "_is_param", False)
-
-
-def _comparing(name: str, mirrored: str) -> Callable[[TracedTensor, object], object]:
-    """Python asks the right operand first if its class is a subclass of the left one's: so it is with a parameter, and
-    the result is laid out as that."""
-    plain, mirror = getattr(torch.Tensor, name), getattr(torch.Tensor, mirrored)
-
-    def compare(self: TracedTensor, other: object) -> object:
-        return mirror(other, self) if _is_parameter(other) and not _is_parameter(self) else plain(self, other)
-
-    return compare
-
-
-for _one, _other in (("__lt__", "__gt__"), ("__le__", "__ge__"), ("__eq__", "__eq__"), ("__ne__", "__ne__")):
-    setattr(TracedTensor, _one, _comparing(_one, _other))
-    setattr(TracedTensor, _other, _comparing(_other, _one))
-
-
 def _wrapper(meta: TensorMeta, requires_grad: bool, storage_size: int | None = None) -> TracedTensor:
     wrapper: TracedTensor = torch.Tensor._make_wrapper_subclass(
         TracedTensor,

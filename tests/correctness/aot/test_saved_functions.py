@@ -18,6 +18,7 @@ import torch
 import bolide
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.versions import Versions
+from bolide.saving import environment
 from bolide.support import artifacts
 from bolide.support.cache import disk
 from bolide.support.errors import BolideError
@@ -101,7 +102,8 @@ def test_a_file_needs_no_capture_no_compiler_and_no_cache(folder: Path) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache of the test's own."""
+    """An empty cache of the test's own, and none of the marks that other tests have left on functions."""
+    monkeypatch.setattr(environment, "MARKED", set())
     monkeypatch.setenv("BOLIDE_CACHE_DIR", str(tmp_path / "cache"))
     with config.patch(force_disable_caches=False):
         bolide.reset()

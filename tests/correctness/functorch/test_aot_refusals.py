@@ -121,16 +121,6 @@ def test_a_piece_that_is_returned_alone_is_one_to_autograd(name: str) -> None:
         assert_same(call(leaf), fn(leaf))
 
 
-def test_a_comparison_with_a_parameter_is_laid_out_as_the_parameter() -> None:
-    def fn(x: torch.Tensor, weight: torch.Tensor) -> Any:
-        return x > weight, x <= weight, weight < x, torch.where(x != weight, x, weight)
-
-    x, weight = torch.randn(4, 5, dtype=torch.float64).t(), torch.nn.Parameter(torch.randn(5, 4))
-    for call in (aot_function(fn, nop), bolide.compile(fn)):
-        for one, other in zip(call(x, weight), fn(x, weight), strict=True):
-            assert_same(one, other)
-
-
 # ---- what changes in place -------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ run: eager takes over, with a warning, and every effect happens once. Where noth
 from __future__ import annotations
 
 import array
+import dataclasses
 import itertools
 import random
 import sys
@@ -357,9 +358,9 @@ def test_values_that_cannot_be_built_again(kind: str, monkeypatch: pytest.Monkey
     """Nothing has been written yet when the graph has run: eager makes the call again."""
     made, failing = versions.make_entry, _mistake(kind)
 
-    def with_mistake(signature: Any, captured: Any, *rest: Any) -> Any:
-        captured.result = Recipe("call", lambda value: failing(), (captured.result,))
-        return made(signature, captured, *rest)
+    def with_mistake(signature: Any, replay: Any, *rest: Any) -> Any:
+        failed = Recipe("call", lambda value: failing(), (replay.result,))
+        return made(signature, dataclasses.replace(replay, result=failed), *rest)
 
     def program(x: torch.Tensor, account: Account) -> torch.Tensor:
         account.calls += 1
