@@ -22,7 +22,7 @@ from bolide.dynamo.entry.versions import Versions
 from bolide.dynamo.guards import texts
 from bolide.dynamo.guards.sizes import marks_of
 from bolide.dynamo.native.check import readable
-from bolide.dynamo.program.captured import Captured, Guard, Replay, Source
+from bolide.dynamo.program.captured import Captured, Guard, Replay
 from bolide.dynamo.program.sources import Signature
 from bolide.dynamo.state import state
 from bolide.functorch.aot import Request, backward_of
@@ -174,15 +174,14 @@ class Keeper:
         """The entry, if every guard holds for this call. Raises Changed."""
         values = _values(versions.signature, args, kwargs)
         first = next(place for place, guard in enumerate(saved.guards) if guard.kind == "global_state") + 1
-        _check(versions, saved.guards[:first], (), values, args, kwargs)  # of the arguments: most others differ there
+        _check(versions, saved.guards[:first], values, args, kwargs)  # of the arguments: most others differ there
         entry = versions.entry_of(saved.replay, saved.guards, self._runner(versions.name, digest, saved))
-        if entry.check.readable(*values) is None:
+        found = entry.check.readable(*values)
+        if found is None:
             raise Changed(_failing(versions, entry.guards, args, kwargs))
         kept = {*map(id, entry.guards)}
         rest = [guard for guard in saved.guards if id(guard) not in kept] + saved.trusted
-        _check(versions, rest, (), values, args, kwargs)
-        inputs = [source for source in saved.replay.inputs if not source.is_drawn]
-        found = _check(versions, (), inputs, values, args, kwargs)
+        _check(versions, rest, values, args, kwargs)
         if any(isinstance(value, torch.Tensor) and marks_of(value) for value in found):
             raise Changed("a tensor is marked (mark_dynamic, …)")
         return entry
@@ -261,16 +260,13 @@ def _values(signature: Signature, args: tuple[object, ...], kwargs: dict[str, ob
 def _check(
     versions: Versions,
     guards: Sequence[Guard],
-    wanted: Sequence[Source],
     values: tuple[object, ...],
     args: tuple[object, ...],
     kwargs: dict[str, object],
-) -> list[object]:
-    """What is found at the `wanted` sources. Raises Changed where a guard does not hold."""
-    found = readable(versions.signature.names, guards, wanted, versions.name)[1](*values)
-    if found is None:
+) -> None:
+    """Raises Changed where a guard does not hold."""
+    if readable(versions.signature.names, guards, (), versions.name)[1](*values) is None:
         raise Changed(_failing(versions, guards, args, kwargs))
-    return found
 
 
 def _failing(versions: Versions, guards: Sequence[Guard], args: tuple[object, ...], kwargs: dict[str, object]) -> str:
