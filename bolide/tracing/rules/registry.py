@@ -258,7 +258,8 @@ def by_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _of_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
     _prepare()
-    return _metas(func(*_on(args, "meta"), **_on(kwargs, "meta")), _device(args, kwargs))
+    with _unrecorded():
+        return _metas(func(*_on(args, "meta"), **_on(kwargs, "meta")), _device(args, kwargs))
 
 
 def by_real_kernel(func: Any, args: Any, kwargs: Any) -> Any:
@@ -269,8 +270,12 @@ def by_real_kernel(func: Any, args: Any, kwargs: Any) -> Any:
     place = _place_of_generator(func)
     if place is not None:
         args, options["generator"] = args[:place], torch.Generator()
-    with modes.random_kept() if place is None and modes.may_draw(func) else contextlib.nullcontext():
+    with _unrecorded(), modes.random_kept() if place is None and modes.may_draw(func) else contextlib.nullcontext():
         return _metas(func(*_on(args, "cpu"), **options), _device(args, kwargs))
+
+
+_unrecorded = torch._C._DisableTorchDispatch
+"""While kernels are asked: the trace that is being recorded, if its mode is on, is not to hold what they do."""
 
 
 @functools.cache

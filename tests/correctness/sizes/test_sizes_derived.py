@@ -254,3 +254,19 @@ def test_numbers_computed_of_two_sizes_are_guarded(dynamic: bool | None) -> None
         x, y = torch.randn(n, 3), torch.randn(k)
         assert torch.equal(compiled(x, y), program(x, y))
     assert len(compiled._bolide.entries) <= len(set(calls))
+
+
+def test_what_kernels_are_asked_is_not_in_the_graph() -> None:
+    """The sizes of a range between floats are found by asking torch's kernels with other sizes."""
+    graphs: list[torch.fx.Graph] = []
+
+    def program(x: Any, h: float) -> Any:
+        return torch.linspace(0, h, (x.shape[1] - x.shape[0]) * 2 + 1), torch.logspace(h, 1, x.shape[0])
+
+    compiled = bolide.compile(program)
+    with events.subscribed(lambda e: isinstance(e, events.Captured) and graphs.append(e.program.trace.graph)):
+        for rows, columns, h in ((5, 6, -0.5), (4, 5, 0.5), (3, 5, 0.25)):
+            x = torch.randn(rows, columns)
+            torch.testing.assert_close(compiled(x, h), program(x, h), rtol=0, atol=0)
+    makers = [node for node in graphs[-1].nodes if node.op == "call_function" and "size" not in node.name]
+    assert len(makers) == 3, graphs[-1]  # two ranges, and the float's copy
