@@ -59,6 +59,10 @@ class LibraryWriter(Writer):
         """There is no other way to call an operator."""
         return True
 
+    @property
+    def generator(self) -> None:
+        """It is another one where the library runs."""
+
     def data(self, content: bytes) -> Operand:
         """The address of bytes; a zero byte follows."""
         return ops.LITERAL, self._defined(bytes_text(content + bytes(1)))

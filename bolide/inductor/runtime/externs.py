@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 
+from bolide.symbolic import Expr
 from bolide.tracing import libraries
 from bolide.tracing.graph import operator
 
 _aten = torch.ops.aten
 WRITING = {getattr(_aten, name).default: getattr(_aten, name).out for name in ("mm", "addmm", "bmm", "baddbmm")}
 """Operations that can write their result to memory that they are given, and the form that does."""
+SEED = (_aten.randint.low, (Expr.const(-(1 << 63)), Expr.const((1 << 63) - 1), ()))
+"""The call that draws a seed, and what it is given."""
 
 
 def function_of(op: torch._ops.OpOverload) -> Callable[..., Any]:

@@ -40,6 +40,7 @@ from bolide.inductor.plan import (
 )
 from bolide.inductor.plan.schemas import operator_of, overload_of
 from bolide.inductor.plan.steps import types_of
+from bolide.inductor.runtime import externs
 from bolide.inductor.runtime.native import arguments, shims
 from bolide.inductor.runtime.native import instructions as ops
 from bolide.inductor.runtime.native.program import NOTHING, Operand, Program, PythonStep, Writer
@@ -185,7 +186,8 @@ class _Assembler:
         """A call of a function in C where there is one, else by the operator's name, else in Python."""
         made = [self.slots_of(result) for result in step.results]
         otherwise = self.otherwise(step)
-        if not self.in_c(step, made, otherwise) and not self.by_name(step, made, otherwise):
+        natively = self.seed(step, otherwise) or self.in_c(step, made, otherwise)
+        if not natively and not self.by_name(step, made, otherwise):
             self.writer.python(otherwise)
         otherwise.behind = len(self.writer.code)
         self.words += [result.name for result in step.results if isinstance(result, WordResult)]
@@ -196,6 +198,21 @@ class _Assembler:
             return ()
         tensors = result if isinstance(result, tuple) else (result,)
         return tuple([self.writer.spare_slot() if each is None else self.writer.slot(each.name) for each in tensors])
+
+    def seed(self, step: Call, otherwise: PythonStep) -> bool:
+        """Draws a seed, if a call is for one: from torch's generator, as the call would."""
+        op, arguments = externs.SEED
+        generator = self.writer.generator
+        if generator is None or step.operator != operator_of(op) or step.arguments[: len(arguments)] != arguments:
+            return False
+        (result,) = step.results
+        if not isinstance(result, TensorResult) or result.type.dtype != torch.int64 or result.type.device != CPU:
+            return False
+        self.alloc(result.name, result.type, otherwise)
+        shims.thunks.require([shims.SEED])
+        slot = self.writer.slots[result.name]
+        self.writer.call(shims.SEED, [*((ops.LITERAL, address) for address in generator), (ops.DATA, slot)], otherwise)
+        return True
 
     def in_c(self, step: Call, made: Sequence[tuple[int, ...]], otherwise: PythonStep) -> bool:
         """Calls a function in C, if there is one for these arguments."""

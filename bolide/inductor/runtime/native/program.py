@@ -12,6 +12,7 @@ import torch
 
 from bolide.inductor.plan import Operator
 from bolide.inductor.runtime.native import instructions as ops
+from bolide.inductor.runtime.native import shims
 from bolide.inductor.runtime.native.shims import Shim, thunks
 from bolide.symbolic import Expr
 from bolide.symbolic.expr import Atom
@@ -90,6 +91,11 @@ class Writer:
     def may_log(self) -> bool:
         """Whether errors of torch's may be logged, though somebody handles them."""
         return False
+
+    @property
+    def generator(self) -> tuple[int, int] | None:
+        """The addresses of the generator that seeds are drawn from and of its lock, where they are known."""
+        return shims.generator()
 
     # ---- tensors and words -------------------------------------------------------------------------------------------
 

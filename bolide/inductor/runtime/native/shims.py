@@ -84,6 +84,8 @@ VIEW = Shim("aoti_torch__reinterpret_tensor", ("ptr", "i64", "ptr", "ptr", "i64"
 """tensor, dims, sizes, strides, elements to add to its offset, where the handle goes."""
 COPY = Shim("aoti_torch_copy_", ("ptr", "ptr", "i32"))
 """tensor, what is copied to it, 0."""
+SEED = Shim("bolide_seed", ("ptr", "ptr", "ptr"))
+"""generator, its lock, where the seed goes."""
 ALWAYS = (EMPTY, VIEW, COPY)
 """Those without which there is no native driver."""
 
@@ -158,8 +160,42 @@ def thunks_text(wanted: Sequence[Shim]) -> str:
     return "\n\n".join((*shared, *map(_thunk, wanted)))
 
 
+#: Draws as ``aten::randint`` does for all numbers of 64 bits but the greatest: modulo 2**64 - 1, from the least on.
+_SEED = """declare i32 @pthread_mutex_lock(ptr)
+declare i32 @pthread_mutex_unlock(ptr)
+declare i64 @_ZN2at16CPUGeneratorImpl8random64Ev(ptr)
+
+define internal i32 @bolide_seed(ptr %generator, ptr %lock, ptr %place) {
+  %locked = call i32 @pthread_mutex_lock(ptr %lock)
+  %drawn = call i64 @_ZN2at16CPUGeneratorImpl8random64Ev(ptr %generator)
+  %unlocked = call i32 @pthread_mutex_unlock(ptr %lock)
+  %is_last = icmp eq i64 %drawn, -1
+  %rest = select i1 %is_last, i64 0, i64 %drawn
+  %seed = add i64 %rest, -9223372036854775808
+  store i64 %seed, ptr %place
+  ret i32 0
+}"""
+
+
+@functools.cache
+def generator() -> tuple[int, int] | None:
+    """The addresses of torch's default generator and of its lock; None where they are not where they should be. A
+    generator begins with its table of methods, its counts of references, its lock, and its dispatch keys: a new one has
+    40 bytes of zeros for the lock, which nobody holds, between two words that are none."""
+    needed = ("_ZN2at16CPUGeneratorImpl8random64Ev", "pthread_mutex_lock", "pthread_mutex_unlock")
+    new, default = torch.Generator(), torch.default_generator
+    words = (ctypes.c_int64 * 8).from_address(new._cdata)  # type: ignore[attr-defined]
+    known = words[1] != 0 and words[2:7] == [0] * 5 and words[7] != 0
+    if not known or not all(symbol_address(symbol) for symbol in needed):
+        return None
+    address: int = default._cdata  # type: ignore[attr-defined]
+    return address, address + 16
+
+
 def _shared(shim: Shim) -> tuple[str, ...]:
     """What a thunk refers to."""
+    if shim is SEED:
+        return (_SEED,)
     declared = f"declare i32 @{shim.symbol}({', '.join(shim.parameters)})"
     return (declared, *_GRAD_MODE) if shim.in_grad_mode else (declared,)
 
