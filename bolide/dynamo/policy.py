@@ -70,6 +70,12 @@ _REFUSED_MODULES = _names(
     "torch.package.package_importer torch.serialization torch.multiprocessing.spawn"
 )
 
+# Functions of an interpreted module that are. What a checkpoint outside has computed in eager is computed again in
+# eager, with the same random numbers and the same saved tensors.
+_REFUSED_FUNCTIONS: Mapping[str, frozenset[str]] = {
+    "torch.utils.checkpoint": _names("_checkpoint_hook.__init__.<locals>.unpack_hook CheckpointFunction.backward"),
+}
+
 #: Functions of theirs that ask whether they are at work: they are not where a compiled function runs (`guards.busy`);
 #: and contexts that change options of TorchDynamo's, which mean nothing here. By module and name, with the answer.
 ANSWERS: Mapping[str, Mapping[str, object]] = {
@@ -86,9 +92,13 @@ _REFUSED_ROOTS = _names(
 
 
 @functools.cache
-def is_refused(module: object) -> bool:
-    """Whether functions and classes of a module are called for real."""
-    return module in _REFUSED_MODULES or (isinstance(module, str) and module.partition(".")[0] in _REFUSED_ROOTS)
+def is_refused(module: object, name: str = "") -> bool:
+    """Whether a function or class of a module, or any without a name, is called for real."""
+    if not isinstance(module, str):
+        return False
+    if module in _REFUSED_MODULES or module.partition(".")[0] in _REFUSED_ROOTS:
+        return True
+    return module in _REFUSED_FUNCTIONS and name in _REFUSED_FUNCTIONS[module]
 
 
 # Modules whose functions in C only compute: the same result from the same values, and nothing is changed but what they

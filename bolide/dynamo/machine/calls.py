@@ -210,7 +210,7 @@ def _python_function(vm: Machine, frame: Frame, function: types.FunctionType, ar
     if answers is not None and function.__qualname__ in answers:
         frame.stack.append(answers[function.__qualname__])
         return None
-    if policy.is_refused(function.__module__):
+    if policy.is_refused(function.__module__, function.__qualname__):
         raise refused(vm, function)
     if is_native(vm, function):
         words = kwargs or {}

@@ -216,6 +216,11 @@ def _with_history(world: World, real: Any, source: Source, stand_in: Any) -> Any
     return given(stand_in, form_of(stand_in, class_of), inputs, class_of)
 
 
+def is_handle(source: Source) -> bool:
+    """Whether an input is what the gradient of a wrapper comes to (`handles`): it is no part of the wrapper itself."""
+    return source.kind == "item" and source.base is not None and source.base.obj is handles
+
+
 def _recipe(rebuilder: Rebuilder, value: Any) -> Recipe | None:
     if not is_stand_in(type(value)):
         return None

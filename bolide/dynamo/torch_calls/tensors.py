@@ -25,6 +25,7 @@ from bolide.dynamo.machine.tensors import change_flag, outside_attributes, refus
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.torch_calls.checkpoint import refuse_gradients
 from bolide.dynamo.torch_calls.hooks import hooks_of
+from bolide.dynamo.torch_calls.subclasses import is_handle
 from bolide.dynamo.world.makers import behind
 from bolide.support.errors import Unsupported
 from bolide.symbolic import without_zeros
@@ -215,7 +216,7 @@ def _several(value: Any) -> list[Any]:
 def _accumulate(vm: Machine, place: int, gradient: Any, create: bool) -> None:
     """Adds to the `grad` of a leaf as the engine does: in place if there is one."""
     tensor = vm.trace.inputs[place]
-    if not vm.world.inputs.tensors[place].is_leaf:
+    if not vm.world.inputs.tensors[place].is_leaf or is_handle(vm.world.inputs.sources[place]):
         raise _goes_on_outside(vm, "call backward there", "Tensor.backward")
     hooked = hooks_of(vm, place)
     if hooked is not None:

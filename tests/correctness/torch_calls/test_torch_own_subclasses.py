@@ -231,3 +231,22 @@ def test_helpers_of_torchs_make_wrappers() -> None:
 
     t = TwoTensor(torch.randn(3, 2), torch.randn(3, 2))
     _agree(bolide.compile(fn, fullgraph=True)(t), fn(t))
+
+
+def test_gradients_that_are_accumulated_inside_come_to_the_wrapper() -> None:
+    def step(w: Any, optimizer: Any, x: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = (x @ w).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    parts = [torch.randn(4, 4) for _ in range(2)]
+    weights: list[Any] = [torch.nn.Parameter(TwoTensor(*(part.clone() for part in parts))) for _ in range(2)]
+    optimizers = [torch.optim.SGD([w], 0.1) for w in weights]
+    compiled = bolide.compile(step)
+    for _ in range(3):
+        x = torch.randn(2, 4)
+        expected, actual = step(weights[0], optimizers[0], x), compiled(weights[1], optimizers[1], x)
+        torch.testing.assert_close((actual.a, actual.b), (expected.a, expected.b))
+        torch.testing.assert_close((weights[1].grad.a, weights[1].b), (weights[0].grad.a, weights[0].b))
