@@ -60,6 +60,18 @@ def _elements(body: Sequence[Stmt], known: frozenset[str], machine: Machine) -> 
     return total if total.terms or total.offset else Expr.const(1)
 
 
+def _work(region: Region, kernel: Kernel, machine: Machine) -> Expr:
+    """What running a region takes, in the unit of `Machine.grain`."""
+    inside = _elements(region.body, frozenset(kernel.sizes), machine)
+    return inside * (1 + cost(region.body) // 8) * volume(axis.extent for axis in region.axes)
+
+
+def most_work(kernel: Kernel, machine: Machine) -> int | None:
+    """What running a kernel takes at most, in the unit of `Machine.grain`; None where sizes decide."""
+    works = [_work(region, kernel, machine) for region in regions_of(kernel.body, kernel.name)]
+    return sum(works, Expr.const(0)).bounds()[1]
+
+
 def entry(kernel: Kernel, name: str, regions: Sequence[Region], machine: Machine, declarations: dict[str, str]) -> str:
     """The text of the function that a launch calls, and of what it hands to the threads."""
     target, grain = machine.target, kernel.grain or machine.grain
@@ -68,10 +80,8 @@ def entry(kernel: Kernel, name: str, regions: Sequence[Region], machine: Machine
     values.load_sizes(kernel)
     shares = []
     for region in regions:
-        points = volume(axis.extent for axis in region.axes)
-        inside = _elements(region.body, frozenset(kernel.sizes), machine)
-        work = inside * (1 + cost(region.body) // 8) * points
-        total = values.scalar(points)
+        work = _work(region, kernel, machine)
+        total = values.scalar(volume(axis.extent for axis in region.axes))
         if region.vector is not None:
             total = values.scalar(region.vector.axis.extent.ceildiv(lanes_for(region.vector, machine)))
         if not region.is_spread or (work.bounds()[1] or 2 * grain) < 2 * grain:

@@ -117,3 +117,21 @@ def test_a_view_alone_in_its_memory_is_tied_to_nothing() -> None:
             y.mul_(2)  # not forbidden, as that of a view of a custom function would be
             torch.testing.assert_close(y, 2 * layer(x), rtol=1e-4, atol=1e-4)
     assert not any(tied_views(graph.plan) for graph in graphs)
+
+
+def test_only_plans_that_take_longer_give_up_the_interpreter_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[bool] = []
+    natively = assembling.Writer.natively
+
+    def noted(self: assembling.Writer) -> None:
+        natively(self)
+        held.append(self._held)
+
+    monkeypatch.setattr(assembling.Writer, "natively", noted)
+    programs = {"short": lambda x: x + 1, "long": lambda x: x + 1, "called": lambda x: torch.fft.rfft(x).real + 1}
+    for name, extent in (("short", 16), ("long", 1 << 20), ("called", 16), ("short", 5)):
+        held.clear()
+        compiled, x = bolide.compile(programs[name]), R(extent)
+        for _ in range(5):
+            torch.testing.assert_close(compiled(x), programs[name](x))
+        assert held and all(held) == (name == "short") and any(held) == (name == "short"), name

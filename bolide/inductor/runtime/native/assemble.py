@@ -337,10 +337,12 @@ def assemble(
     python_for: Callable[[Block], InPython],
     fallback: Callable[[list[object]], object],
     offset: int,
+    is_short: bool = False,
 ) -> Program:
     """The program of a plan. `kernels`: the addresses of its kernels; `fallback` runs the plan where an input is no
-    plain tensor or no integer; `offset`: of the handle in a tensor as an object of Python's."""
-    writer = Writer()
+    plain tensor or no integer; `offset`: of the handle in a tensor as an object of Python's; `is_short`: whether it
+    takes so little time that the interpreter lock is kept."""
+    writer = Writer(is_short=is_short)
     inputs: list[Operand] = []
     places: dict[str, int] = {}
     for position, given in enumerate(plan.inputs):

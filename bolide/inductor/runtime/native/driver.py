@@ -9,7 +9,22 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from bolide.inductor.plan import Block, Plan, Step
+from bolide.inductor.codegen.parallel import most_work
+from bolide.inductor.machine import Machine, host_machine
+from bolide.inductor.plan import (
+    Alloc,
+    Block,
+    Check,
+    Free,
+    Launch,
+    Plan,
+    Require,
+    Reuse,
+    Size,
+    Step,
+    View,
+    Word,
+)
 from bolide.inductor.runtime.driver import Binding, Run, build_step, facts_of
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.inductor.runtime.native import in_process, instructions, runner, shims
@@ -18,6 +33,7 @@ from bolide.support.engine import Method, load
 from bolide.support.native.translate import translate
 from bolide.support.symbols import symbol_address
 
+_PLAIN = (Alloc, Check, Free, Launch, Require, Reuse, Size, View, Word)
 _EXTERNALS = {**runner.EXTERNALS, **in_process.EXTERNALS}
 
 
@@ -59,8 +75,17 @@ def build(plan: Plan, binding: Binding, kernels: Sequence[CompiledKernel], fallb
         return made
 
     addresses = [kernel.address for kernel in kernels]
-    program = assemble(plan, addresses, binding.constants, in_python, fallback, offset)
+    short = _is_short(plan, host_machine())
+    program = assemble(plan, addresses, binding.constants, in_python, fallback, offset, short)
     return _method().bind(program.address, (program, tuple(kernels)))
+
+
+def _is_short(plan: Plan, machine: Machine) -> bool:
+    """Whether a plan takes less than a microsecond besides its memory: little work in kernels, and no calls."""
+    plain = all(isinstance(step, _PLAIN) for step in plan.steps)
+    works = [most_work(plan.kernels[step.kernel], machine) for step in plan.steps if isinstance(step, Launch)]
+    known = [work for work in works if work is not None]
+    return plain and known == works and sum(known) < machine.grain // 16
 
 
 class _Late:

@@ -68,7 +68,7 @@ class PythonStep:
 @dataclass(slots=True)
 class Writer:
     """A program that is being written, for this process. Slots and words go by the names that the plan gives tensors
-    and integers."""
+    and integers. One that `is_short` holds the interpreter lock throughout: to give it up takes longer."""
 
     code: list[int] = field(default_factory=list)
     frame: list[int] = field(default_factory=list)  # first values
@@ -80,6 +80,7 @@ class Writer:
     owned: list[object] = field(default_factory=list)
     longest: int = 2
     _arrays: dict[tuple[Expr, ...], Operand] = field(default_factory=dict)
+    is_short: bool = False
     _held: bool = True  # the interpreter lock
 
     @property
@@ -194,7 +195,7 @@ class Writer:
 
     def natively(self) -> None:
         """What follows does without the interpreter lock."""
-        if self._held:
+        if self._held and not self.is_short:
             self.code.append(ops.RELEASE)
             self._held = False
 
