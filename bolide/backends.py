@@ -65,7 +65,7 @@ def run_trace(
     compiling = functools.partial(compile_graph, compiler, dict(options), captured.name)
     switched = not torch.is_grad_enabled() and any(output.requires_grad for output in captured.outputs)
     with torch.enable_grad() if switched else contextlib.nullcontext():
-        run = functorch.compile_trace(
+        return functorch.compile_trace(
             captured.trace,
             captured.outputs,
             forward_compiler=compiling,
@@ -74,10 +74,10 @@ def run_trace(
             title=captured.name,
             on_fault=functools.partial(interpreted, captured.trace.graph, captured.name),
             whole=whole,
-            made=None if switched else functools.partial(setattr, captured, "program"),
+            with_grad=switched,
+            made=functools.partial(setattr, captured, "program"),
             constants=_constants(captured) if options.get("freezing", inductor.config.freezing) else frozenset(),
         )
-    return torch.enable_grad()(run) if switched else run
 
 
 def _constants(captured: Captured) -> frozenset[int]:

@@ -374,6 +374,11 @@ class LazyKeeper:
         if is_on() or self.asked:
             self.keeper().keep(versions, captured, guards, replay)
 
+    def refused(self, versions: Versions, error: Unsupported) -> None:
+        """As `Keeper.refused`."""
+        if is_on() or self.asked:
+            self.keeper().refused(versions, error)
+
 
 def _refuse(model: Any, settings: Settings, reason: str, remedy: str) -> Any:
     """`model` itself, with a warning (an error with fullgraph), because nothing of it can be compiled."""

@@ -30,20 +30,24 @@ def save_compiled(fn: object, path: str | os.PathLike[str]) -> None:
     name = dispatcher.name
     if not artifacts.is_on():
         raise _refused(name, "the cache is off", None, "switch bolide.dynamo.config.force_disable_caches off")
-    if keeper.refusals:
-        reason, where = keeper.refusals[0]
-        raise _refused(name, reason, where or dispatcher.place, "keep that part out of the compiled function")
     if not dispatcher.entries:
         raise _refused(name, "nothing of it is compiled yet", dispatcher.place, "call it as it will be called")
-    key = keeper.key(dispatcher)
-    index = [row for row in keeper.index(key) if row[0] in keeper.kept]
-    if len(index) < len(dispatcher.entries):
-        raise _refused(name, "not all of its entries were kept", dispatcher.place, "call bolide.reset() and it again")
     places: dict[Place, None] = {}
-    for digest, _ in index:
-        places |= dict.fromkeys(_places(digest))
-    contents = {place: artifacts.raw(place) for place in (*places, *_shared())}
-    contents[KIND, key.digest] = artifacts.pack(key, index_of(index))
+    indices: dict[Place, bytes | None] = {}
+    for versions in (dispatcher, *dispatcher.points.values()):
+        if versions.refusals:
+            reason, where = versions.refusals[0]
+            raise _refused(name, reason, where or versions.place, "keep that part out of the compiled function")
+        key = keeper.key(versions)
+        index = [row for row in keeper.index(key) if row[0] in versions.kept]
+        if len(index) < len(versions.entries):
+            raise _refused(name, "not all of its entries were kept", versions.place, "call bolide.reset() and it again")
+        for digest, _ in index:
+            places |= dict.fromkeys(_places(digest))
+        if index:
+            indices[KIND, key.digest] = artifacts.pack(key, index_of(index))
+        places |= dict.fromkeys(_parts_kept(key.digest))
+    contents = indices | {place: artifacts.raw(place) for place in (*places, *_shared())}
     if any(contents[place] is None for place in places):
         raise _refused(name, "a part of it was taken out of the cache", dispatcher.place, "call bolide.reset() and it")
     found = [(place, data) for place, data in contents.items() if data is not None]
@@ -60,7 +64,7 @@ def load_compiled(path: str | os.PathLike[str], model: object) -> Callable[..., 
         entries = artifacts.unpacked(data)
     except BolideError as error:
         raise BolideError(f"{path} is not what save_compiled of this version writes: {error}") from error
-    indices = [entry.key for (kind, _), entry in entries.items() if kind == KIND and "function" in entry.key.names]
+    indices = [entry.key for (kind, _), entry in entries.items() if kind == KIND and _is_start(entry.key)]
     if len(indices) != 1:
         raise BolideError(f"{path} is not what save_compiled writes")
     (saved,) = indices
@@ -81,11 +85,17 @@ def load_compiled(path: str | os.PathLike[str], model: object) -> Callable[..., 
     return compiled
 
 
+def _is_start(key: Key) -> bool:
+    """Whether a key is that of the index of a function's beginning."""
+    return "function" in key.names and "point" not in key.names
+
+
 def _places(digest: str) -> list[Place]:
     """All that belongs to a record."""
     places: list[Place] = [(KIND, digest)]
     record = artifacts.find_place((KIND, digest))
-    plans = [] if record is None else [json.loads(record.payload)["compiled"]["key"]]
+    about = {} if record is None else json.loads(record.payload)["compiled"]
+    plans = [about["key"]] if "key" in about else []
     parts = [] if record is None else _parts_kept(record.key.names["record"])
     for part in parts:
         entry = artifacts.find_place(part)

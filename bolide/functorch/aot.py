@@ -63,6 +63,7 @@ def compile_trace(
     constants: frozenset[int] = frozenset(),
     plain: bool = False,
     whole: Callable[[fx.GraphModule], Callable[..., object]] | None = None,
+    with_grad: bool = False,
     made: Callable[[Compiled], None] | None = None,
 ) -> Runner:
     """Compiles a finished trace; call it in the global state (grad mode, autocast) in which the result will be called.
@@ -76,11 +77,13 @@ def compile_trace(
     inputs at `constants` rarely change: what is made of them alone is computed once where nothing is differentiated
     (see `freezing`). `whole` compiles a captured backward pass of which this program's backward is a part
     (`CompiledFunction.whole`). With `plain` no operation takes the place of recorded ones, and the backward is compiled
-    at once. `made` is told of what the runner is made of.
+    at once. The runner switches gradients on with `with_grad`. `made` is told of what the runner is made of.
 
     Raises `Unsupported` for a program without a backward, and for outputs whose history cannot be reproduced.
     """
-    request = Request(forward_compiler, backward_compiler, partition, "graph", title, on_fault, constants, plain, whole)
+    request = Request(
+        forward_compiler, backward_compiler, partition, "graph", title, on_fault, constants, plain, whole, with_grad
+    )
     return _compile(trace, outputs, request, made)
 
 
@@ -97,6 +100,7 @@ class Request:
     constants: frozenset[int] = frozenset()
     plain: bool = False
     whole: Callable[[fx.GraphModule], Callable[..., object]] | None = None
+    with_grad: bool = False
 
     @property
     def inference_passes(self) -> tuple[Pass, ...]:
@@ -125,6 +129,7 @@ def _compile(
         unseen=unseen,
         without_grad=training is None and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in trace.leaves),
         without_autocast=torch._C._is_any_autocast_enabled(),
+        with_grad=request.with_grad,
         training=training,
         faults=faults,
         counted=tuple(write for write in signature.writes if write.result is None and write.counted),

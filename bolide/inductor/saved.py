@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -160,9 +160,31 @@ def _target(node: torch.fx.Node) -> str:
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return str(target) if target.namespace == "aten" else str(target._schema)
-    if node.op == "call_function" and target is not operator.getitem:
+    if node.op != "call_function":
+        return str(target)
+    name = name_of_arithmetic(target)
+    if name is None:
         raise CannotLeave(f"{target} is a function of this process")
-    return str(target)
+    return ".".join(name)
+
+
+_ARITHMETIC = ("_operator", "math", "torch")
+"""Modules with functions of sizes: `operator.mul`, `torch.sym_max`."""
+
+
+def name_of_arithmetic(function: object) -> tuple[str, str] | None:
+    """The module and the name of a function that graphs compute sizes with; None for others."""
+    module, name = getattr(function, "__module__", ""), getattr(function, "__name__", "")
+    found = module in _ARITHMETIC and getattr(sys.modules[module], name, None) is function
+    return (module, name) if found else None
+
+
+def arithmetic_of(module: str, name: str) -> Callable[..., object]:
+    """The function of that name. Raises ValueError or AttributeError where there is none."""
+    if module not in _ARITHMETIC:
+        raise ValueError(f"{module} has no arithmetic")
+    found: Callable[..., object] = getattr(sys.modules[module], name)
+    return found
 
 
 class _Text:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 
 import torch
@@ -10,6 +9,7 @@ import torch.fx as fx
 
 from bolide.functorch.runtime.program import Derivative
 from bolide.functorch.runtime.second import Step, Tape
+from bolide.inductor.saved import arithmetic_of, name_of_arithmetic
 from bolide.saving.contents import CannotSave, Value
 from bolide.saving.values import Reader, Writer
 from bolide.tracing.graph import Graph, Handle
@@ -64,11 +64,12 @@ def _pack_node(
 def _pack_target(op: str, target: Value) -> Value:
     if op != "call_function":
         return str(target)
-    if target is operator.getitem:
-        return "item"
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in _NAMESPACES:
+    if isinstance(target, torch._ops.OpOverload) and target.namespace in _NAMESPACES:
+        return ["operator", target._schema.name, target._overloadname]
+    name = name_of_arithmetic(target)
+    if name is None:
         raise CannotSave(f"{target} is called, which may be another one in another process")
-    return [target._schema.name, target._overloadname]
+    return ["function", *name]
 
 
 def _pack(value: Value, places: Mapping[fx.Node, int], writer: Writer) -> Value:
@@ -100,9 +101,8 @@ def unpack_graph(rows: list[Value], reader: Reader) -> fx.Graph:
 def _unpack_target(op: str, target: Value) -> Value:
     if op != "call_function":
         return target
-    if target == "item":
-        return operator.getitem
-    return operator_of(*target)
+    mark, *names = target
+    return operator_of(*names) if mark == "operator" else arithmetic_of(*names)
 
 
 def operator_of(name: str, overload: str) -> torch._ops.OpOverload:

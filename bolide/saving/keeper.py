@@ -10,6 +10,7 @@ import functools
 import json
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 
 import torch
 from torch import fx
@@ -32,10 +33,12 @@ from bolide.saving import graphs, records
 from bolide.saving.contents import CannotSave, Value, content_of
 from bolide.saving.environment import environment, unchanged
 from bolide.saving.names import Changed
+from bolide.saving.points import codes_of, text_of
+from bolide.saving.sizes import unpack_sizes
 from bolide.saving.values import Reader
 from bolide.support import artifacts, events, log
 from bolide.support.artifacts import Key
-from bolide.support.errors import CompileError, UserFrame
+from bolide.support.errors import CompileError, Unsupported, UserFrame
 
 _log = log.logger("cache")
 KIND = "functions"
@@ -52,8 +55,6 @@ class Keeper:
     def __init__(self, root: types.FunctionType, target: object, settings: Mapping[str, object], whole: Whole) -> None:
         self.root, self.target, self.settings, self.whole = root, target, settings, whole
         self.options: dict[str, object] = dict(settings["options"] or {})  # type: ignore[call-overload]
-        self.refusals: list[tuple[str, UserFrame | None]] = []  # why entries could not be saved, and at which lines
-        self.kept: list[str] = []  # the digests of the records of its entries
         self.given = False  # whether records were loaded from a file, so that they are looked for with the cache off
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
@@ -63,7 +64,7 @@ class Keeper:
         try:
             self._keep(versions, captured, guards, replay)
         except records.Unsavable as error:
-            self.refusals.append((str(error), error.where))
+            versions.refusals.append((str(error), error.where))
             if events.subscribers:
                 events.emit(events.NotKept(versions.name, str(error), error.where))
         except Exception as error:
@@ -77,7 +78,7 @@ class Keeper:
             raise records.Unsavable("a tensor is marked (mark_dynamic, …)")
         key = self.key(versions)
         met = versions.sizes.captures[-1] if versions.sizes.captures else {}
-        head, derivative = records.pack(self.root, captured, guards, replay, met)
+        head, derivative = records.pack(self.root, captured, guards, replay, met, codes_of(versions.shape))
         digest = artifacts.digest_of(head.decode())
         if derivative:
             artifacts.keep(_part(digest, "derivative", versions.name), derivative)
@@ -88,7 +89,19 @@ class Keeper:
         index = [row for row in self.index(key) if row[0] != record.digest]
         place = sum(fixed for _, fixed in index) if captured.sizes else 0
         artifacts.keep(key, index_of([*index[:place], (record.digest, not captured.sizes), *index[place:]]))
-        self.kept.append(record.digest)
+        versions.kept.append(record.digest)
+
+    def refused(self, versions: Versions, error: Unsupported) -> None:
+        """Keep that nothing can be captured at a point, so that its instruction is to run for real."""
+        try:
+            if self._unusual() is None:
+                about = json.dumps([error.reason, error.where and astuple(error.where), error.remedy, error.kind])
+                artifacts.keep(self._refusal(versions), about.encode())
+        except records.Unsavable:
+            pass
+
+    def _refusal(self, versions: Versions) -> Key:
+        return _part(self.key(versions).digest, "refusal", versions.name)
 
     def key(self, versions: Versions) -> Key:
         """What the records of the function are found by. Raises Unsavable."""
@@ -101,6 +114,8 @@ class Keeper:
                 "settings": json.dumps(self.settings, sort_keys=True),
                 **environment(),
             }
+            if versions.shape is not None:
+                names["point"] = text_of(versions.shape)
         except (CannotSave, TypeError) as error:  # options that JSON has not
             raise records.Unsavable(str(error), versions.place) from error
         return Key(KIND, names, versions.name)
@@ -123,11 +138,14 @@ class Keeper:
     # ---- finding -----------------------------------------------------------------------------------------------------
 
     def find(self, versions: Versions, args: tuple[object, ...], kwargs: dict[str, object]) -> Entry | None:
-        """An entry that another process has made, and that fits this call."""
+        """An entry that another process has made, and that fits this call. Raises Unsupported where that has found that
+        nothing can be captured."""
         try:
             if events.is_watched() or self._unusual() is not None:
                 return None
             return self._find(versions, args, kwargs)
+        except Unsupported:
+            raise
         except records.Unsavable:
             return None
         except Exception as error:
@@ -135,31 +153,38 @@ class Keeper:
             return None
 
     def _find(self, versions: Versions, args: tuple[object, ...], kwargs: dict[str, object]) -> Entry | None:
-        if not versions.entries:  # the first ones, or those after `reset`
-            self.refusals, self.kept = [], []
-        for digest, _ in self.index(self.key(versions)):
-            found = None if digest in self.kept else artifacts.find_place((KIND, digest))
+        index = self.index(self.key(versions))
+        if versions.shape is not None and not index:
+            self._refuse(versions)
+        for digest, _ in index:
+            found = None if digest in versions.kept else artifacts.find_place((KIND, digest))
             if found is None:
                 continue
             try:
-                saved = self._unpacked(found.payload)
+                saved = self._unpacked(found.payload, codes_of(versions.shape))
                 entry = self._fitting(versions, found.key.names["record"], saved, args, kwargs)
             except Changed as error:
                 _tell(versions, str(error))
                 continue
-            self.kept.append(digest)
+            versions.kept.append(digest)
             versions.sizes.captures.append(saved.met)
             _log.info("%s: an entry of another process is used", versions.name)
             return entry
         return None
 
-    def _unpacked(self, payload: bytes) -> records.Saved:
+    def _refuse(self, versions: Versions) -> None:
+        payload = artifacts.find(self._refusal(versions))
+        if payload is not None:
+            reason, where, remedy, kind = json.loads(payload)
+            raise Unsupported(reason, where and UserFrame(*where), remedy, kind)
+
+    def _unpacked(self, payload: bytes, codes: Sequence[types.CodeType]) -> records.Saved:
         """Raises Changed for a record of another program."""
         try:
             data = json.loads(payload)
             if not unchanged(data["files"]):
                 raise Changed("a file with the code of a library has changed")
-            return records.unpack(data, self.root)
+            return records.unpack(data, self.root, codes)
         except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
             raise Changed(f"a record makes no sense here: {type(error).__name__}: {error}") from error
 
@@ -189,6 +214,9 @@ class Keeper:
     def _runner(self, name: str, digest: str, saved: records.Saved) -> Runner:
         """What runs the program. Raises Changed where its plan is gone."""
         about = saved.graph
+        if "passing" in about:
+            run = records.passing_of(about["passing"], saved)
+            return saved.program.runner(run, None, saved.constants, self.whole)
         constants = {held: saved.constants[known] for held, known in about["constants"].items()}
         graph = load_graph(about["kind"], about["key"], constants, about["lines"])
         if graph is None:
@@ -242,6 +270,8 @@ def _derivative(record: str, saved: records.Saved) -> Derivative:
         )
     data = json.loads(payload)
     reader = Reader(saved.reader.objects, data["frames"])
+    if data["sizes"] is not None:
+        reader.shapes = unpack_sizes(data["sizes"], reader.value)
     return graphs.unpack_derivative(data["derivative"], reader, saved.constants)
 
 

@@ -11,6 +11,8 @@ earlier ones. A name leads through modules, classes and functions, and runs no c
 | held, row | what is in a cell |
 | item, row, key | what is in a dict or a tuple |
 | root | the compiled function |
+| frame, place | the code of a frame at the point where what was compiled begins |
+| const, row, place | code that is nested in code |
 | member, row, name | a member of an enumeration |
 | operator, name, overload | an operator of PyTorch's |
 """
@@ -21,7 +23,7 @@ import collections
 import enum
 import sys
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -45,15 +47,18 @@ class Changed(Exception):
 
 
 class Namer:
-    """Gives names to objects. `root`: the compiled function; `rows`: the names so far."""
+    """Gives names to objects. `root`: the compiled function; `codes`: what the frames run that go on; `rows`: the names
+    so far."""
 
-    def __init__(self, root: types.FunctionType) -> None:
-        self.root = root
+    def __init__(self, root: types.FunctionType, codes: Sequence[types.CodeType] = ()) -> None:
+        self.root, self.codes = root, codes
         self.rows: list[Row] = []
         self._known: dict[int, tuple[int, object]] = {}
         self._refused: dict[int, tuple[CannotSave, object]] = {}
         self._holders: dict[int, tuple[Value, Row, object]] = {}  # by id: what holds an object, and how
         self.meet(root)
+        for code in codes:
+            self.meet(code)
 
     def meet(self, value: object) -> None:
         """Note what holds objects that may have no names of their own: code, cells, what is in them."""
@@ -79,6 +84,15 @@ class Namer:
                     self._note(value, base, ["named", name])
                 break
         self.meet(value)
+
+    def meet_code(self, code: types.CodeType, qualname: str, namespace: Mapping[str, Value]) -> None:
+        """Note the function of a module or a class whose code, or what is nested in it, is called that."""
+        if code in self.codes or id(code) in self._holders:
+            return
+        at: Value = sys.modules.get(namespace.get("__name__", ""))
+        for part in qualname.partition(".<locals>")[0].split("."):
+            at = vars(at).get(part) if isinstance(at, (types.ModuleType, type)) else None
+        self.meet(at)
 
     def of(self, value: object, found: Source | None = None) -> int:
         """The row of an object, which was `found` there. Raises CannotSave for one without a name."""
@@ -116,9 +130,13 @@ class Namer:
     def _own_name(self, value: Value) -> Row | None:
         if value is self.root:
             return ["root"]
+        if type(value) is types.CodeType:
+            return next((["frame", place] for place, code in enumerate(self.codes) if code is value), None)
         if isinstance(value, types.ModuleType):
-            name = value.__name__
-            return ["module", name] if sys.modules.get(name) is value else None
+            own, known = value.__name__, list(sys.modules.items())
+            if sys.modules.get(own) is value:
+                return ["module", own]
+            return next((["module", name] for name, module in known if module is value), None)
         if type(value) is dict:
             called = value.get("__name__")
             module = sys.modules.get(called) if type(called) is str else None
@@ -202,14 +220,17 @@ def _parts(value: Value) -> Iterator[Row]:
         held = contents_of(value)
         if type(held) is types.FunctionType:
             yield ["held", held]
+    elif type(value) is types.CodeType:
+        nested = enumerate(value.co_consts)
+        yield from (["const", part, place] for place, part in nested if type(part) is types.CodeType)
 
 
-def find(rows: Iterable[Row], root: types.FunctionType) -> list[Value]:
+def find(rows: Iterable[Row], root: types.FunctionType, codes: Sequence[types.CodeType] = ()) -> list[Value]:
     """This process's objects of those names. Raises Changed where one is not there, or is another one."""
     found: list[Value] = []
     for content, kind, *path in rows:
         try:
-            value = _followed(kind, path, found, root)
+            value = _followed(kind, path, found, root, codes)
         except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
             raise Changed(f"{_told(kind, path)} is not there") from error
         try:
@@ -222,7 +243,13 @@ def find(rows: Iterable[Row], root: types.FunctionType) -> list[Value]:
     return found
 
 
-def _followed(kind: str, path: Sequence[Value], found: Sequence[Value], root: types.FunctionType) -> Value:
+def _followed(
+    kind: str,
+    path: Sequence[Value],
+    found: Sequence[Value],
+    root: types.FunctionType,
+    codes: Sequence[types.CodeType],
+) -> Value:
     match kind, *path:
         case "module", name:
             return sys.modules[name]
@@ -249,6 +276,10 @@ def _followed(kind: str, path: Sequence[Value], found: Sequence[Value], root: ty
             return dict.__getitem__(found[row], key)
         case ("root",):
             return root
+        case "frame", place:
+            return codes[place]
+        case "const", row, place:
+            return found[row].co_consts[place]
         case "operator", name, overload:
             namespace, _, packet = name.partition("::")
             return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")

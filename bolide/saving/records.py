@@ -7,13 +7,14 @@ from __future__ import annotations
 import json
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from bolide.dynamo.program.captured import Captured, ClassAttribute, Guard, Replay, Source
 from bolide.dynamo.program.kinds import MISSING, PLAIN
+from bolide.functorch.compilers import Passing
 from bolide.functorch.runtime.program import Compiled, Program
 from bolide.inductor.compiled_graph import CompiledGraph
 from bolide.inductor.saved import lines_of
@@ -21,6 +22,7 @@ from bolide.saving import graphs
 from bolide.saving.contents import CannotSave, Value
 from bolide.saving.environment import files_of
 from bolide.saving.names import Namer, find
+from bolide.saving.sizes import pack_sizes
 from bolide.saving.values import Reader, Writer, packed_tensor, unpacked_tensor
 from bolide.support.errors import UserFrame
 
@@ -29,7 +31,9 @@ _BY_VALUE: tuple[type, ...] = (
     *(type(None), bool, type(MISSING), type(PLAIN), type(...), type(NotImplemented)),
     *(torch.dtype, torch.layout, torch.memory_format),
 )
-_REPLAY = ("name", "graph", "result", "flags")
+_CONSTANTS: tuple[type, ...] = (int, float, complex, str, bytes)
+"""Another process has others that are equal."""
+_REPLAY = ("name", "graph", "result", "flags", "shape")
 
 
 @dataclass(frozen=True)
@@ -61,12 +65,11 @@ def pack(
     guards: Sequence[Guard],
     replay: Replay,
     met: Mapping[Source, tuple[Value, ...]],
+    codes: Sequence[types.CodeType],
 ) -> tuple[bytes, bytes]:
-    """A record of an entry, and of its backward (b"" if it has none). Raises Unsavable."""
+    """A record of an entry, and of its backward (b"" if it has none). `codes`: of the frames at the point where it
+    begins. Raises Unsavable."""
     compiled = captured.program
-    if replay.shape is not None:
-        ending = captured.ending
-        raise Unsavable("it ends in a break", None if ending is None else ending.where)
     if replay.generators or replay.draws:
         raise Unsavable("it draws from a random generator of the program's")
     if not isinstance(compiled, Compiled) or captured.reliance is None:
@@ -75,7 +78,7 @@ def pack(
         raise Unsavable("its backend is given graphs of torch's functions")
     if captured.reliance.reasons:
         raise Unsavable(*captured.reliance.reasons[0])
-    namer = Namer(root)
+    namer = Namer(root, codes)
     writer = Writer(namer)
     try:
         _meet(namer, guards, replay)
@@ -89,7 +92,7 @@ def pack(
             **{name: writer.value(getattr(replay, name)) for name in _REPLAY},
             "effects": [writer.effect(effect) for effect in replay.effects],
             "program": writer.value(compiled.program),
-            "compiled": _graph(compiled, constants),
+            "compiled": _graph(compiled, constants, writer),
             "met": _met(writer, met),
             "files": files_of(captured.reliance.codes),
         }
@@ -131,13 +134,14 @@ def _guards(writer: Writer, guards: Sequence[Guard]) -> list[Value]:
         except CannotSave as error:
             raise Unsavable(str(error), guard.where) from error
         where = None if guard.where is None else writer.frame(guard.where)
-        rows.append([source, guard.kind, expected, where])
+        kind = "equals" if guard.kind == "is" and type(guard.expected) in _CONSTANTS else guard.kind
+        rows.append([source, kind, expected, where])
     return rows
 
 
 def _expected(writer: Writer, guard: Guard) -> Value:
     expected, source = guard.expected, guard.source
-    if guard.kind in ("is", "type") and type(expected) not in _BY_VALUE:
+    if guard.kind in ("is", "type") and type(expected) not in (*_BY_VALUE, *_CONSTANTS):
         return ["object", writer.namer.of(expected, source)]
     if guard.kind == "class_attr":
         value = expected.value
@@ -189,12 +193,30 @@ class _Constants:
         raise CannotSave("a graph has a constant that the program does not have")
 
 
-def _graph(compiled: Compiled, constants: _Constants) -> dict[str, Value]:
+def _graph(compiled: Compiled, constants: _Constants, writer: Writer) -> dict[str, Value]:
     graph = compiled.forward
+    if isinstance(graph, Passing):
+        return {"passing": [_passed(place, value, constants, writer) for place, value in graph.results]}
     if not isinstance(graph, CompiledGraph) or not graph.key:
         raise CannotSave("its graph refers to objects of this process, or is frozen, or runs through ATen calls")
     kind = "inference" if compiled.derivative is None else "forward"
     return {"kind": kind, **plan_of(graph), "constants": _held(graph, constants)}
+
+
+def _passed(place: int | None, value: object, constants: _Constants, writer: Writer) -> list[Value]:
+    if isinstance(value, torch.Tensor):
+        return ["constant", constants.named(value)]
+    return ["value", writer.value(value)] if place is None else ["input", place]
+
+
+def passing_of(rows: Sequence[Value], saved: Saved) -> Passing:
+    """What runs a graph that calls nothing."""
+    read: Mapping[str, Callable[[Value], tuple[int | None, Value]]] = {
+        "constant": lambda name: (None, saved.constants[name]),
+        "value": lambda value: (None, saved.reader.value(value)),
+        "input": lambda place: (place, None),
+    }
+    return Passing([read[kind](about) for kind, about in rows])
 
 
 def plan_of(graph: CompiledGraph) -> dict[str, Value]:
@@ -215,8 +237,11 @@ def _derivative(compiled: Compiled, constants: _Constants, namer: Namer, data: d
     for _, op, target, *_ in rows:
         if op == "get_attr":
             constants.use(target)
-    data["operators"] = sorted({tuple(row[2]) for row in rows if row[1] == "call_function" and type(row[2]) is list})
-    return json.dumps({"derivative": packed, "frames": writer.frames}, separators=(",", ":")).encode()
+    called = [row[2] for row in rows if row[1] == "call_function"]
+    data["operators"] = sorted({tuple(names) for mark, *names in called if mark == "operator"})
+    sizes = None if writer.shapes is None else pack_sizes(writer.shapes, writer.value)
+    whole = {"derivative": packed, "sizes": sizes, "frames": writer.frames}
+    return json.dumps(whole, separators=(",", ":")).encode()
 
 
 def _met(writer: Writer, met: Mapping[Source, tuple[Value, ...]]) -> list[Value]:
@@ -230,11 +255,11 @@ def _met(writer: Writer, met: Mapping[Source, tuple[Value, ...]]) -> list[Value]
     return rows
 
 
-def unpack(data: Mapping[str, Value], root: types.FunctionType) -> Saved:
+def unpack(data: Mapping[str, Value], root: types.FunctionType, codes: Sequence[types.CodeType]) -> Saved:
     """The record in this process. Raises Changed where it is not for this program."""
     for name, overload in data.get("operators", ()):
         graphs.operator_of(name, overload)
-    reader = Reader(find(data["objects"], root), data["frames"])
+    reader = Reader(find(data["objects"], root, codes), data["frames"])
     reader.read_sources(data["sources"])
     reader.read_recipes(data["recipes"])
     sources, frames, value = reader.sources, reader.frames, reader.value

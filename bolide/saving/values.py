@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from bolide.dynamo.breaks.segments import Shape
 from bolide.dynamo.program.captured import (
     ClassAttribute,
     Effect,
@@ -29,8 +30,10 @@ from bolide.functorch.runtime.wrappers import Crossing
 from bolide.functorch.signature import InputWrite, Output
 from bolide.saving.contents import CannotSave, Value
 from bolide.saving.names import Changed, Namer
+from bolide.saving.points import pack_shape, unpack_shape
 from bolide.support.errors import UserFrame
-from bolide.symbolic import Expr
+from bolide.symbolic import Expr, ShapeEnv
+from bolide.symbolic.assumptions import Assumptions
 from bolide.symbolic.expr import pack_atom, rebuild
 from bolide.tracing import TensorMeta
 
@@ -88,6 +91,7 @@ class Writer:
         self.sources: list[Value] = []
         self.recipes: list[Value] = []
         self.frames: list[Value] = []
+        self.shapes: Assumptions | None = None  # of the symbolic sizes among the values
         self._sources: dict[Source, int] = {}
         self._recipes: dict[Recipe, int] = {}
         self._frames: dict[UserFrame, int] = {}
@@ -131,8 +135,13 @@ class Writer:
             return ["expr", terms, value.offset]
         if cls is TensorMeta:
             return ["meta", *map(self.value, value)]
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise CannotSave("a graph has sizes that are symbols")
+        if cls is torch.SymInt:
+            self.shapes = value.node.env
+            return ["size", self.value(value.node.expr)]
+        if isinstance(value, (torch.SymFloat, torch.SymBool)):
+            raise CannotSave("a graph has numbers that are made of sizes")
+        if cls is Shape:
+            return ["shape", *pack_shape(value, self.namer, self.value)]
         if isinstance(value, torch.Tensor):
             raise CannotSave("a tensor is held by what was captured")
         return ["object", self.namer.of(value, found)]
@@ -162,11 +171,11 @@ class Writer:
         """The row of a recipe."""
         row = self._recipes.get(recipe)
         if row is None:
-            if recipe.kind == "constant" and type(recipe.value) in (list, dict, set):
-                raise CannotSave(f"a {type(recipe.value).__name__} is a constant of what was captured")
+            held = recipe.kind == "constant" and type(recipe.value) in (list, dict, set)  # this very one
+            value = ["object", self.namer.of(recipe.value)] if held else self.value(recipe.value)
             args = [self.recipe(arg) for arg in recipe.args]
             named = [[name, self.recipe(value)] for name, value in recipe.kwargs]
-            self.recipes.append([recipe.kind, self.value(recipe.value), args, named])
+            self.recipes.append([recipe.kind, value, args, named])
             row = self._recipes[recipe] = len(self.recipes) - 1
         return row
 
@@ -177,13 +186,14 @@ class Writer:
 
 
 class Reader:
-    """Reads what a `Writer` has written. `objects`: those of its rows, in this process."""
+    """Reads what a `Writer` has written. `objects`: those of its rows, in this process; `shapes`: of sizes."""
 
     def __init__(self, objects: Sequence[Value], frames: Sequence[Value]) -> None:
         self.objects = objects
         self.frames = [UserFrame(*frame) for frame in frames]
         self.sources: list[Source] = []
         self.recipes: list[Recipe] = []
+        self.shapes = ShapeEnv()
 
     def read_sources(self, rows: Sequence[Value]) -> None:
         """The sources, each made of earlier ones."""
@@ -254,4 +264,8 @@ class Reader:
                 return rebuild(terms, rest[1])
             case "meta":
                 return TensorMeta(*map(self.value, rest))
+            case "size":
+                return self.shapes.sym_int(self.value(rest[0]))
+            case "shape":
+                return unpack_shape(rest, self.objects, self.value)
         raise Changed(f"the mark {mark!r} is not known")

@@ -230,11 +230,11 @@ def _always(condition: Cond) -> bool | None:
 
 
 class Facts:
-    """The symbols whose values are data (`names`), and the conditions on them that the program has checked."""
+    """The symbols whose values are data (`names`), and conditions on them that the program has checked (`known`)."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        self._known: set[Cond] = set()
+        self.known: set[Cond] = set()
         self._positive: list[Expr] = []  # expressions that are at least 0
         self._least: dict[str, int] = {}  # lower bounds of symbols, better than those they were made with
 
@@ -242,7 +242,7 @@ class Facts:
         """Note that a condition holds."""
         if condition.is_const:
             return
-        self._known.add(condition)
+        self.known.add(condition)
         if condition.op in (">=", "=="):
             self._add_positive(condition.expr)
         if condition.op == "==":
@@ -260,8 +260,8 @@ class Facts:
         """Whether a condition holds for all values that are possible; None if that does not follow from the bounds of
         the symbols and one fact. `least`: as if no size among the symbols (what is at least 0, and may be that large)
         were less than that."""
-        if condition in self._known or condition.negate() in self._known:
-            return condition in self._known
+        if condition in self.known or condition.negate() in self.known:
+            return condition in self.known
         raised = self._raised(condition.expr, least)
         expr = condition.expr.subs(raised) if raised else condition.expr
         facts = [fact.subs(raised) if raised else fact for fact in self._positive]

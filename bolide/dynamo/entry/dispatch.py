@@ -161,22 +161,20 @@ class Dispatcher(Versions):
         return super().wanted(args, kwargs)
 
     def capture_now(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Captured:
-        return self.known(self.capture(self.original, args, kwargs, self.sizes))
+        return self.capture(self.original, args, kwargs, self.sizes)
 
-    def known(self, captured: Captured) -> Captured:
-        """`captured`, with the one shape that stands for all that are equal: they are compared at every break."""
-        if captured.shape is not None:
-            captured.shape = self.shapes.setdefault(captured.shape, captured.shape)
-            rehearse(captured.shape)
-        return captured
+    def known(self, shape: Shape) -> Shape:
+        shape = self.shapes.setdefault(shape, shape)
+        rehearse(shape)
+        return shape
 
     def lead(self, entry: Entry) -> None:
         entry.function._torchdynamo_inline = self.original  # type: ignore[attr-defined]
         self._scope[self._top] = entry.function
 
-    def install(self, entry: Entry, breaks: bool) -> None:
-        super().install(entry, breaks)
-        if breaks:
+    def install(self, entry: Entry) -> None:
+        super().install(entry)
+        if entry.breaks:
             self.function.__code__ = self._codes[1]
 
     def failed(self, error: Unsupported) -> str | None:
@@ -342,8 +340,10 @@ class Point(Versions):
     function's result, or `Suspended` when they end in a break themselves.
     """
 
+    shape: Shape
+
     def __init__(self, root: Dispatcher, shape: Shape, number: int) -> None:
-        self.root, self.shape = root, shape
+        self.root, self.shape, self.keeper = root, shape, root.keeper
         names = shape.names()
         joined = ", ".join(names)
         where = shape.where()
@@ -367,17 +367,23 @@ class Point(Versions):
         return Suspended(self.shape, args, onwards=not self.single or bool(self.shape.frames[-1].code.skipped))
 
     def capture_now(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Captured:
+        return self.root.rest(self.shape, args, self.sizes)
+
+    def _make_entry(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         try:
-            return self.root.known(self.root.rest(self.shape, args, self.sizes))
+            super()._make_entry(args, kwargs)
         except Unsupported as error:
             self.single = error.about.scope != "user"
             raise
 
+    def known(self, shape: Shape) -> Shape:
+        return self.root.known(shape)
+
     def lead(self, entry: Entry) -> None:
         self.top = entry.function
 
-    def install(self, entry: Entry, breaks: bool) -> None:
-        super().install(entry, breaks)
+    def install(self, entry: Entry) -> None:
+        super().install(entry)
         last = self.shape.frames[-1]
         self.root.heads.add((last.code, last.pc))
 
@@ -385,6 +391,8 @@ class Point(Versions):
         if error.about.scope == "program" and error.kind != "limit":
             self._failures[error.reason, error.where] += 1
             self.given_up |= self._failures[error.reason, error.where] > 1
+            if self.keeper is not None:
+                self.keeper.refused(self, error)
             _log.info("%s: one instruction runs in eager: %s (%s)", self.name, error.reason, error.where)
         elif error.kind == "limit":
             self.warn(error)

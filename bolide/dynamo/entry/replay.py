@@ -39,9 +39,10 @@ Runner = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One compiled version of a function."""
+    """One compiled version of a function. `breaks`: whether it ends in a break."""
 
     number: int
+    breaks: bool
     guards: tuple[Guard, ...]
     source: str  # of its check, and then of the function
     function: Callable[..., object]
@@ -117,7 +118,8 @@ def make_entry(
     install = functools.partial(scope.__setitem__, checked)
     check = Check(signature.names, signature.containers, guards, builder.wanted, replay.name, install)
     exec(compile(source, f"<bolide {replay.name}>", "exec", dont_inherit=True), scope)
-    return Entry(number, tuple(guards), f"{check.source}\n{source}", scope.pop("entry"), check, rest)
+    breaks = replay.shape is not None
+    return Entry(number, breaks, tuple(guards), f"{check.source}\n{source}", scope.pop("entry"), check, rest)
 
 
 class _Builder:

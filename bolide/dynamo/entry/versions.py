@@ -15,11 +15,12 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 
+from bolide.dynamo.breaks.segments import Shape
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.limits import counted, made_under
 from bolide.dynamo.entry.metrics import CompilationMetrics, compilation_metrics
@@ -97,10 +98,14 @@ class Keeper(Protocol):
     """Keeps entries for other processes, and finds those of others (docs/saved.md)."""
 
     def find(self, versions: Versions, args: tuple[object, ...], kwargs: dict[str, object]) -> Entry | None:
-        """An entry made elsewhere that fits this call. Nothing of the program's is run."""
+        """An entry made elsewhere that fits this call. Nothing of the program's is run. Raises Unsupported where it is
+        known that nothing can be captured."""
 
     def keep(self, versions: Versions, captured: Captured, guards: Sequence[Guard], replay: Replay) -> None:
         """Keep an entry that was made just now; `guards`: all of its, also those that are not asked here."""
+
+    def refused(self, versions: Versions, error: Unsupported) -> None:
+        """Keep that nothing can be captured at a point."""
 
 
 recorder: Callable[..., None] | None = None
@@ -117,9 +122,11 @@ class Versions(ABC):
     key: points with the same key share `accumulated_cache_size_limit`
     place: where the user wrote it, for messages
     signature: the parameters of the entries
+    shape: where a segment has ended that goes on here; None at the start of a function
     """
 
     keeper: Keeper | None = None
+    shape: Shape | None = None
 
     def __init__(
         self,
@@ -144,6 +151,8 @@ class Versions(ABC):
         self.given_up = False
         self.called = False  # with the stance eager_then_compile
         self.misfit: str | None = None
+        self.kept: list[str] = []  # the digests of its entries' records
+        self.refusals: list[tuple[str, UserFrame | None]] = []  # why entries could not be kept, and at which lines
         self._failures: Counter[object] = Counter()
         self._warned: set[str] = set()
         self._made_again = 0  # how many calls were made again in eager
@@ -161,6 +170,11 @@ class Versions(ABC):
         """Capture from here. Raises Unsupported."""
 
     @abstractmethod
+    def known(self, shape: Shape) -> Shape:
+        """The one shape that stands for all that are equal: they are compared at every break. Raises what would go
+        wrong when its frames are put together."""
+
+    @abstractmethod
     def failed(self, error: Unsupported) -> str | None:
         """Account for a capture that failed. Returns what eager is expected to do, if the user's code is what failed:
         in words, for the exception leads to the values of the capture."""
@@ -169,8 +183,8 @@ class Versions(ABC):
     def lead(self, entry: Entry) -> None:
         """Let callers enter at `entry`."""
 
-    def install(self, entry: Entry, breaks: bool) -> None:
-        """Make `entry`, which may end in a break, the newest one."""
+    def install(self, entry: Entry) -> None:
+        """Make `entry` the newest one."""
         self.entries = (*self.entries, entry)
         self._put_first(entry)
 
@@ -335,11 +349,7 @@ class Versions(ABC):
         try:
             with modes.undisturbed(), profiled(config.cprofile, self.name):
                 entry = None if self.keeper is None else self.keeper.find(self, args, kwargs)
-                if entry is not None:
-                    self.install(entry, False)
-                else:
-                    made, captured = self._make(args, kwargs)
-                    self.install(made, captured.ending is not None)
+                self.install(self._make(args, kwargs) if entry is None else entry)
         except BaseException as error:
             release(error)
             if isinstance(error, (Unsupported, CompileError)):
@@ -405,7 +415,7 @@ class Versions(ABC):
         self.given_up = True
         raise error
 
-    def _make(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Entry, Captured]:
+    def _make(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Entry:
         """Capture and compile, again where it was found meanwhile that something is to be called for real, or that the
         program cannot be compiled with data as symbols: then it breaks where it reads them."""
         while True:
@@ -429,7 +439,7 @@ class Versions(ABC):
     def _known_derivatives(self) -> int:
         return len(self.sizes.opaque) + len(self.sizes.called_for_real)
 
-    def _make_once(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Entry, Captured]:
+    def _make_once(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Entry:
         start = time.perf_counter()
         state.stage = "capture"
         surroundings = guards.global_state()
@@ -441,7 +451,7 @@ class Versions(ABC):
         except Exception as error:
             raise CompileError("capture", self.name, error) from error
         try:
-            return self._entry(captured, start, surroundings), captured
+            return self._entry(captured, start, surroundings)
         except BolideError:
             raise
         except Exception as error:
@@ -525,6 +535,8 @@ class Versions(ABC):
     def entry_of(self, replay: Replay, checks: Sequence[Guard], run: Runner) -> Entry:
         """The entry of a segment that is run by `run`, with those of its guards that are kept."""
         checks = select(checks, self.wishes.guard_filter)
+        if replay.shape is not None:
+            replay = replace(replay, shape=self.known(replay.shape))
         return make_entry(self.signature, replay, checks, run, len(self.entries), self.others, self.miss, self.again)
 
     def _measure(

@@ -42,12 +42,14 @@ class Program:
     """The wrappers of a program's graphs, from the inside out.
 
     `unseen`: inputs of the (forward) graph that are written through `Tensor.data`; `without_grad`, `without_autocast`:
-    modes that are off while it runs; `faults`: results without a derivative; the rest are the parameters of
-    `assembling`, and `counted` of `counting_writes`."""
+    modes that are off while it runs; `with_grad`: gradients are on around it all, which they are not behind it;
+    `faults`: results without a derivative; the rest are the parameters of `assembling`, and `counted` of
+    `counting_writes`."""
 
     unseen: tuple[int, ...] = ()
     without_grad: bool = False
     without_autocast: bool = False
+    with_grad: bool = False
     training: Training | None = None
     faults: Mapping[int, Fault] = field(default_factory=dict)
     counted: tuple[InputWrite, ...] = ()
@@ -74,7 +76,8 @@ class Program:
             run = differentiable(run, backward, training.crossing, training.apart, training.anchored, whole)
         run = with_history(run, self.faults) if self.faults else run
         run = counting_writes(run, self.counted) if self.counted else run
-        return assembling(run, self.outputs, self.writes, constants, self.symbols, self.numbers)
+        run = assembling(run, self.outputs, self.writes, constants, self.symbols, self.numbers)
+        return torch.enable_grad()(run) if self.with_grad else run
 
 
 class Derivative(NamedTuple):

@@ -23,6 +23,8 @@ from torch import nn
 
 import bolide
 from bolide.dynamo.entry.versions import Versions
+from tests.correctness.aot import saved_breaks
+from tests.correctness.aot.saved_breaks import BREAKING
 
 SCALE = 2.0
 TABLE = {"gain": 3.0}
@@ -208,6 +210,15 @@ def with_dropout() -> None:
     assert set((first / x).round(decimals=4).tolist()) == {0.0, 2.0}
 
 
+def breaking(program: Callable[[torch.Tensor], Any] | type[nn.Module], train: bool) -> None:
+    """A program with breaks: no part of it is captured."""
+    function = program() if isinstance(program, type) else program
+    compiled = bolide.compile(copy.deepcopy(function) if isinstance(function, nn.Module) else function)
+    with torch.set_grad_enabled(train):
+        for _ in range(2):
+            compared(function, compiled, plain(3, 4, grad=train))
+
+
 def dropped(x: torch.Tensor) -> torch.Tensor:
     return nn.functional.dropout(x, 0.5)
 
@@ -231,7 +242,11 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "dropout": with_dropout,
     "edited": lambda: one(importlib.import_module("edited").body, plain(4)),
     "inlined": lambda: one(importlib.import_module("edited").outer, plain(4)),
+    "behind a break": lambda: one(importlib.import_module("edited").broken, plain(4)),
 }
+for name, program in BREAKING.items():
+    PROGRAMS[name] = functools.partial(breaking, program, False)
+    PROGRAMS[f"{name}, training"] = functools.partial(breaking, program, True)
 FACTOR = [2.5]
 
 
@@ -240,6 +255,7 @@ def changed(name: str) -> Iterator[None]:
     """What another process may find changed, by the program that it must not go unseen in."""
     functional = torch.nn.functional
     known = (SCALE, functional.silu, math.pi, with_default.__defaults__, Layer.forward)
+    saved_breaks.OFFSET = 7.0 if name.startswith(("print", "stack")) else 1.0
     globals()["SCALE"] = 7.0 if name in ("function", "gradients", "module", "training", "sizes") else SCALE
     TABLE["gain"] = 5.0 if name == "table" else 3.0
     FACTOR[0] = 9.0 if name == "closure" else 2.5
@@ -256,7 +272,8 @@ def changed(name: str) -> Iterator[None]:
 
 
 CHANGED = ("function", "gradients", "module", "training", "sizes", "table", "closure", "function of torch's")
-CHANGED += ("constant of a library", "default")
+CHANGED += ("edited", "inlined", "behind a break", "constant of a library", "default", "print", "print, training")
+CHANGED += ("stack of modules, training",)
 
 
 def saved(folder: str) -> None:
@@ -272,6 +289,13 @@ def saved(folder: str) -> None:
     for size in (3, 5):
         function(torch.randn(size, 8))
     bolide.save_compiled(function, f"{folder}/function")
+    broken = bolide.compile(saved_breaks.in_a_callee)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            result = broken(torch.randn(3, 4, requires_grad=grad)).sum()
+        if grad:
+            result.backward()
+    bolide.save_compiled(broken, f"{folder}/broken")
 
 
 def loaded(folder: str) -> None:
@@ -289,6 +313,10 @@ def loaded(folder: str) -> None:
     function = bolide.load_compiled(f"{folder}/function")
     for size in (3, 9):
         compared(scaled, function, plain(size, 8))
+    broken = bolide.load_compiled(f"{folder}/broken")
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            compared(saved_breaks.in_a_callee, broken, plain(3, 4, grad=grad))
 
 
 def main(variant: str, folder: str) -> None:

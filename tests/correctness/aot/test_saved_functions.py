@@ -38,6 +38,12 @@ def outer(x: torch.Tensor) -> torch.Tensor:
 
 def body(x: torch.Tensor) -> torch.Tensor:
     return x * {factor}
+
+
+def broken(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    print(end="")
+    return helper(y)
 """
 Told = dict[str, tuple[int, str]]
 
@@ -83,8 +89,7 @@ def other(folder: Path, again: Told) -> Told:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_second_process_captures_nothing(again: Told, program: str) -> None:
     captures, error = again[program]
-    assert not error
-    assert captures == (program == "training"), "a number that changes is a symbol there, which is not kept yet"
+    assert not error and not captures
 
 
 @pytest.mark.parametrize("program", CHANGED)
@@ -221,12 +226,6 @@ def test_what_cannot_be_saved_is_named(cache: Path) -> None:
         bolide.save_compiled(bolide.compile(by_local, backend="eager"), cache / "file")
 
 
-def broken(x: torch.Tensor) -> torch.Tensor:
-    y = x.sin()
-    bolide.graph_break()
-    return y + 1
-
-
 def in_order(x: torch.Tensor) -> torch.Tensor:
     for name in {"a", "b", "c"}:
         x = x * 2 + len(name)
@@ -252,7 +251,6 @@ def shown(x: torch.Tensor) -> tuple[torch.Tensor, str]:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (broken, r"it ends in a break(?s:.*)bolide\.graph_break\(\)"),
         (in_order, "it goes through a set"),
         (listed, "it goes through a set"),
         (hashed, "it asks for a hash"),

@@ -1,0 +1,174 @@
+"""Programs with breaks for the tests of saved functions, each a function of one tensor or a module."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+import bolide
+
+OFFSET = 1.0
+
+
+def told(*values: object) -> None:
+    """Stands for `print` in a function that is called."""
+    bolide.graph_break()
+
+
+def printed(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    print(end="")
+    return y.cos() * 2 + OFFSET
+
+
+def in_a_callee(x: torch.Tensor) -> torch.Tensor:
+    return _callee(x, 2) + _callee(x, 3)
+
+
+def _callee(x: torch.Tensor, k: int) -> torch.Tensor:
+    y = x * k
+    told("callee", k)
+    return y.sin()
+
+
+def data_as_number(x: torch.Tensor) -> torch.Tensor:
+    scale = max(round(float(x.abs().sum().item())), 1)
+    return x / scale
+
+
+def data_as_list(x: torch.Tensor) -> torch.Tensor:
+    return x * x.sum(-1).tolist()[0]
+
+
+def in_a_loop(x: torch.Tensor) -> list[torch.Tensor]:
+    results = []
+    for place, (a, b) in enumerate(zip([1, 2], [3, 4])):
+        told(place)
+        results.append(x * a + b * place)
+    return results
+
+
+def over_a_dict(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    results = {}
+    for key, value in {"a": x, "b": x * 2}.items():
+        told(key)
+        results[key] = value + 1
+    return results
+
+
+def without_gradients(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        y = x.sin()
+        told()
+        z = y.cos()
+    return z * x
+
+
+class _Scope(contextlib.AbstractContextManager[Any]):
+    def __enter__(self) -> _Scope:
+        self.gain = 2.0
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.gain = 3.0
+
+
+def in_a_scope(x: torch.Tensor) -> torch.Tensor:
+    with _Scope() as scope:
+        told()
+        y = x * scope.gain
+    return y + scope.gain
+
+
+def in_a_handler(x: torch.Tensor) -> torch.Tensor:
+    try:
+        y = x.sin()
+        told()
+        raise ValueError("a", "b")
+    except ValueError as error:
+        y = y + len(error.args)
+        told()
+        return y * 2
+
+
+def _parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    for factor in range(4):
+        yield x * factor
+
+
+def over_a_generator(x: torch.Tensor) -> torch.Tensor:
+    parts = _parts(x)
+    first = next(parts)
+    told()
+    second = next(parts)
+    told()
+    return first + second * sum(parts)
+
+
+def with_closures(x: torch.Tensor) -> torch.Tensor:
+    def inner(z: torch.Tensor, *, k: int = 2) -> torch.Tensor:
+        told(k)
+        return z * factor * k
+
+    factor = 3
+    return inner(x) + (lambda z: (told(), inner(z, k=4))[1])(x)
+
+
+@torch.no_grad()
+def _decorated(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    told()
+    return y + 1
+
+
+def decorated(x: torch.Tensor) -> torch.Tensor:
+    return _decorated(x) * x
+
+
+def recursive(x: torch.Tensor, depth: int = 3) -> torch.Tensor:
+    if not depth:
+        return x
+    told(depth)
+    return recursive(x * 1.5, depth - 1) + 1
+
+
+def computed_shape(x: torch.Tensor) -> torch.Tensor:
+    return x[torch.nonzero(x[:, 0] > -9)[:, 0].tolist()] + 1
+
+
+class _Noted(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        told(tuple(x.shape))
+        return x.relu()
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), _Noted(), nn.LayerNorm(8), _Noted(), nn.Linear(8, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) * OFFSET
+
+
+BREAKING: dict[str, Callable[[torch.Tensor], Any] | type[nn.Module]] = {
+    "print": printed,
+    "callee": in_a_callee,
+    "data as a number": data_as_number,
+    "data as a list": data_as_list,
+    "loop": in_a_loop,
+    "dict": over_a_dict,
+    "no_grad": without_gradients,
+    "scope": in_a_scope,
+    "handler": in_a_handler,
+    "generator": over_a_generator,
+    "closures": with_closures,
+    "decorated callee": decorated,
+    "recursion": recursive,
+    "computed shape": computed_shape,
+    "stack of modules": Stack,
+}
