@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from bolide.inductor.machine import Machine, host_machine
 from bolide.inductor.plan import Call, Plan
 from bolide.inductor.plan.codec import CannotLeave, DamagedBytes, decode, encode
 from bolide.inductor.plan.records import SavedGraph
+from bolide.inductor.plan.steps import Step, all_steps, with_blocks
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.inductor.schedule import Scheduled
 from bolide.support import artifacts
@@ -24,6 +25,8 @@ from bolide.support.artifacts import Key
 from bolide.support.engine import object_key
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta
+from bolide.tracing.called.branches import Branches, Repetition, branch, repeat
+from bolide.tracing.graph import Handle, lookup
 
 
 class About(Protocol):
@@ -64,7 +67,7 @@ def find(
     key: Key, gm: torch.fx.GraphModule, machine: Machine
 ) -> tuple[Scheduled, dict[str, torch.Tensor], list[CompiledKernel]] | None:
     """What is kept of a graph: its plan, constants and kernels; None unless all of it is there."""
-    nodes = [*gm.graph.nodes]
+    nodes = [node for _, node in _all_nodes(gm)]
     found = _loaded(artifacts.find(key), machine, lambda place: str(nodes[int(place)].meta["where"]))
     return None if found is None else (found[0], _constants(gm), found[1])
 
@@ -85,7 +88,7 @@ def places_of_plan(digest: str) -> list[artifacts.Place]:
 
 def lines_of(plan: Plan) -> tuple[str, ...]:
     """The lines of the program at a plan's calls."""
-    return tuple(step.where for step in plan.steps if isinstance(step, Call) and step.where)
+    return tuple(step.where for step in all_steps(plan.steps) if isinstance(step, Call) and step.where)
 
 
 def _loaded(
@@ -114,7 +117,8 @@ def keep(
     """Keep a graph whose kernels are compiled, unless there are objects of this process in it. Whether it is kept."""
     if scheduled.objects or [*constants] != [*_constants(gm)]:
         return False
-    lines = {str(node.meta["where"]): str(place) for place, node in enumerate(gm.graph.nodes) if node.meta.get("where")}
+    nodes = enumerate(_all_nodes(gm))
+    lines = {str(node.meta["where"]): str(place) for place, (_, node) in nodes if node.meta.get("where")}
     plan = _with_lines(scheduled.plan, lambda line: lines.get(line, ""))
     places = tuple(places_of(plan.kernels, machine))
     saved = SavedGraph(plan, places, tuple(scheduled.schedules), tuple(scheduled.strides), tuple(scheduled.refusals))
@@ -124,14 +128,28 @@ def keep(
 
 def _constants(gm: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
     """As lowering names them."""
-    nodes = gm.graph.find_nodes(op="get_attr")
-    return {f"c{place}_{node.name}": getattr(gm, str(node.target)) for place, node in enumerate(nodes)}
+    held = enumerate((owner, node) for owner, node in _all_nodes(gm) if node.op == "get_attr")
+    return {f"c{place}_{node.name}": getattr(owner, str(node.target)) for place, (owner, node) in held}
 
 
 def _with_lines(plan: Plan, change: Callable[[str], str]) -> Plan:
     """The plan with other lines of the program at its calls: those of who wrote an equal graph are elsewhere."""
-    steps = [replace(s, where=change(s.where)) if isinstance(s, Call) and s.where else s for s in plan.steps]
-    return replace(plan, steps=tuple(steps))
+
+    def changed(step: Step) -> Step:
+        if isinstance(step, Call):
+            return replace(step, where=change(step.where)) if step.where else step
+        return with_blocks(step, lambda block: replace(block, steps=tuple(map(changed, block.steps))))
+
+    return replace(plan, steps=tuple(map(changed, plan.steps)))
+
+
+def _all_nodes(gm: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.GraphModule, torch.fx.Node]]:
+    """The nodes of a graph, and of the graphs that become blocks of its plan, in the order in which they are lowered;
+    each with its module."""
+    for node in gm.graph.nodes:
+        yield gm, node
+        for part in lookup(node.args[-1]).graphs if node.target in (branch, repeat) else ():
+            yield from _all_nodes(part)
 
 
 def lowerings_digest() -> str:
@@ -207,7 +225,14 @@ class _Text:
             return f"{{{', '.join([f'{key}: {self.of(item)}' for key, item in value.items()])}}}"
         if isinstance(value, torch.SymInt):
             return self.size(value)
+        if type(value) is Handle and isinstance(lookup(value), (Branches, Repetition)):
+            return self.table(lookup(value))
         raise CannotLeave(f"{type(value).__name__} {value!r} is an object of this process")
+
+    def table(self, table: Branches | Repetition) -> str:
+        """What a branch or a loop goes over."""
+        graphs = "\n".join(map(graph_text, table.graphs))
+        return f"{type(table).__name__} {self.of(table.metas)}\n{graphs}\nend"
 
     def meta(self, meta: TensorMeta) -> str:
         known = self.metas.get(id(meta))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.fx as fx
@@ -11,8 +12,9 @@ from bolide.functorch.runtime.program import Derivative
 from bolide.functorch.runtime.second import Step, Tape
 from bolide.inductor.saved import arithmetic_of, name_of_arithmetic
 from bolide.saving.contents import CannotSave, Value
-from bolide.saving.values import Reader, Writer
-from bolide.tracing.graph import Graph, Handle
+from bolide.saving.values import Reader, Writer, packed_tensor, unpacked_tensor
+from bolide.tracing.called.branches import Branches, Repetition, Steps, Unwinding
+from bolide.tracing.graph import Graph, Handle, enter, graph_module, lookup
 
 _NAMESPACES = ("aten", "bolide")
 """Of operators whose behaviour is known by the versions of PyTorch and of bolide."""
@@ -77,13 +79,39 @@ def _pack(value: Value, places: Mapping[fx.Node, int], writer: Writer) -> Value:
     if isinstance(value, fx.Node):
         return ["node", places[value]]
     if isinstance(value, Handle):
-        raise CannotSave("a graph refers to a table of this process")
+        return ["table", *_pack_table(lookup(value), writer)]
     if isinstance(value, (tuple, list)):
         mark = "tuple" if isinstance(value, tuple) else "list"
         return [mark, *[_pack(item, places, writer) for item in value]]
     if isinstance(value, dict):
         return ["dict", *[[key, _pack(item, places, writer)] for key, item in value.items()]]
     return writer.value(value)
+
+
+def _pack_table(table: Value, writer: Writer) -> list[Value]:
+    """The graphs of a branch or a loop, and what is said of them; not what was made of them."""
+    cls = type(table)
+    if cls.__name__ not in _TABLES:
+        raise CannotSave(f"a graph refers to a {cls.__name__} of this process")
+    graphs = []
+    for graph in table.graphs:
+        held = {str(node.target): getattr(graph, str(node.target)) for node in graph.graph.find_nodes(op="get_attr")}
+        constants = {name: packed_tensor(constant) for name, constant in held.items()}
+        graphs.append([pack_graph(graph.graph, writer), constants])
+    parts = [part.name for part in dataclasses.fields(cls) if part.name not in ("graphs", *_MADE)]
+    return [cls.__name__, graphs, *[[name, writer.value(getattr(table, name))] for name in parts]]
+
+
+def _unpack_table(cls: str, graphs: list[Value], parts: list[Value], reader: Reader) -> Handle:
+    made = []
+    for rows, packed in graphs:
+        constants = {name: unpacked_tensor(row) for name, row in packed.items()}
+        made.append(graph_module(unpack_graph(rows, reader), constants, "Part"))
+    return enter(_TABLES[cls](graphs=tuple(made), **{name: reader.value(value) for name, value in parts}))
+
+
+_TABLES: Mapping[str, Callable[..., object]] = {cls.__name__: cls for cls in (Branches, Repetition, Steps, Unwinding)}
+_MADE = ("gradient", "gradients", "run", "runs")
 
 
 def unpack_graph(rows: list[Value], reader: Reader) -> fx.Graph:
@@ -122,6 +150,8 @@ def _unpack(data: Value, nodes: list[fx.Node], reader: Reader) -> Value:
             return tuple([_unpack(item, nodes, reader) for item in data[1:]])
         case "list":
             return [_unpack(item, nodes, reader) for item in data[1:]]
+        case "table":
+            return _unpack_table(data[1], data[2], data[3:], reader)
         case "dict":
             return {key: _unpack(item, nodes, reader) for key, item in data[1:]}
     return reader.value(data)

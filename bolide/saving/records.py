@@ -186,11 +186,13 @@ class _Constants:
         return name
 
     def named(self, tensor: torch.Tensor) -> str:
-        """The name of a tensor."""
+        """The name of a tensor, which is held from now on."""
         for name, other in self.all.items():
             if other is tensor:
                 return self.use(name)
-        raise CannotSave("a graph has a constant that the program does not have")
+        name = f"of a part {len(self.used)}"  # a branch or a loop has its own
+        self.used[name] = tensor
+        return name
 
 
 def _graph(compiled: Compiled, constants: _Constants, writer: Writer) -> dict[str, Value]:

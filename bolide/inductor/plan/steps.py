@@ -8,8 +8,8 @@ kept beside the plan (`Foreign`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, Union
 
 import torch
@@ -298,6 +298,15 @@ def blocks_of(step: Step) -> tuple[Block, ...]:
     if isinstance(step, Branch):
         return step.then, step.otherwise
     return (step.condition, step.body) if isinstance(step, Repeat) else ()
+
+
+def with_blocks(step: Step, change: Callable[[Block], Block]) -> Step:
+    """A step with each of its blocks changed."""
+    if isinstance(step, Branch):
+        return replace(step, then=change(step.then), otherwise=change(step.otherwise))
+    if isinstance(step, Repeat):
+        return replace(step, condition=change(step.condition), body=change(step.body))
+    return step
 
 
 def all_steps(steps: Iterable[Step]) -> Iterator[Step]:

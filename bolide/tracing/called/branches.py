@@ -210,7 +210,7 @@ class Steps:
     reverse: bool
     kept: int = 0
     run: Step | None = None
-    derived: dict[object, Steps] = field(default_factory=dict, repr=False)
+    gradients: dict[object, Steps] = field(default_factory=dict, repr=False)
 
     def slots(self) -> list[TensorMeta]:
         """What the tensors among its arguments are."""

@@ -85,7 +85,7 @@ def _keeping(steps: Steps) -> Steps:
         results.append(copy)
     graph.output(tuple(results)).meta["val"] = None
     module = LazyGraphModule(steps.graphs[0], graph, class_name="Step")
-    return replace(steps, graphs=(module,), metas=(*steps.metas, *metas), kept=len(metas), run=None, derived={})
+    return replace(steps, graphs=(module,), metas=(*steps.metas, *metas), kept=len(metas), run=None, gradients={})
 
 
 def _applied(trace: Trace, steps: Steps, sizes: Numbers, tensors: Sequence[TracedTensor]) -> list[TracedTensor]:
@@ -114,9 +114,9 @@ class Scan(torch.autograd.Function):
         saved = list(ctx.saved_tensors)
         tensors, kept = saved[: len(needed)], saved[len(needed) :]
         present = tuple([tangent is not None for tangent in tangents])
-        if (needed, present) not in steps.derived:
-            steps.derived[needed, present] = derived(steps, needed, present)
-        gradient = steps.derived[needed, present]
+        if (needed, present) not in steps.gradients:
+            steps.gradients[needed, present] = derived(steps, needed, present)
+        gradient = steps.gradients[needed, present]
         plan = GradientPlan.of(steps, needed, present)
         slots = gradient.slots()
         begin = [tangents[place] if present[place] else None for place in plan.carried] + [None] * len(plan.operands)
