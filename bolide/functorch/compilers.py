@@ -20,7 +20,7 @@ class Passing:
 
     results: Sequence[tuple[int | None, object]]
 
-    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+    def __call__(self, inputs: list[object]) -> Sequence[object]:
         given = inputs.copy()
         inputs.clear()
         return [value if place is None else given[place] for place, value in self.results]

@@ -8,7 +8,8 @@ import os
 import sys
 import time
 import types
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from bolide.inductor.saved import lowerings_digest
 from bolide.saving.contents import CannotSave
 from bolide.support import artifacts
 from bolide.support.config import Config
+from bolide.tracing import without_wrapper
 
 
 def _started() -> float:
@@ -37,10 +39,9 @@ _STARTED = _started()
 
 def environment() -> dict[str, str]:
     """What every entry depends on. Raises CannotSave where that cannot be said in words."""
-    if MARKED:
-        raise CannotSave(
-            "functions are marked (allow_in_graph, assume_constant_result, …), whose code is not looked at"
-        )
+    for function in MARKED:
+        if not isinstance(function, types.FunctionType) or is_library_file(function.__code__.co_filename):
+            raise CannotSave(f"{function} is marked (allow_in_graph, …), of which it is not known who calls it")
     names = {
         "bolide": artifacts.sources_digest(),
         "torch": f"{torch.__version__} {torch.version.git_version}",
@@ -67,6 +68,17 @@ def _own_operators() -> list[str]:
     """The operators of PyTorch's for which the program has put in kernels of its own."""
     known: Iterable[str] = torch.library._impls
     return [name for name in known if name.startswith("aten/") and not name.endswith("/Meta")]
+
+
+def places_of(codes: Iterable[types.CodeType]) -> list[int]:
+    """Numbers for where code was written."""
+    return sorted({zlib.crc32(f"{code.co_filename} {code.co_firstlineno} {code.co_name}".encode()) for code in codes})
+
+
+def calls_marked(places: Sequence[int]) -> bool:
+    """Whether some function that is marked now is among those that were interpreted at these places."""
+    marked = [without_wrapper(fn).__code__ for fn in MARKED if isinstance(fn, types.FunctionType)]
+    return not set(places).isdisjoint(places_of(marked))
 
 
 def files_of(codes: Iterable[types.CodeType]) -> dict[str, str]:

@@ -31,7 +31,7 @@ from bolide.functorch.runtime.program import Compiled, Derivative
 from bolide.inductor.compiled_graph import CompiledGraph, load_graph
 from bolide.saving import graphs, records
 from bolide.saving.contents import CannotSave, Value, content_of
-from bolide.saving.environment import environment, unchanged
+from bolide.saving.environment import calls_marked, environment, unchanged
 from bolide.saving.names import Changed
 from bolide.saving.points import codes_of, text_of
 from bolide.saving.sizes import unpack_sizes
@@ -184,6 +184,8 @@ class Keeper:
             data = json.loads(payload)
             if not unchanged(data["files"]):
                 raise Changed("a file with the code of a library has changed")
+            if calls_marked(data["codes"]):
+                raise Changed("a function that it calls is marked (allow_in_graph, …)")
             return records.unpack(data, self.root, codes)
         except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
             raise Changed(f"a record makes no sense here: {type(error).__name__}: {error}") from error

@@ -20,7 +20,7 @@ from bolide.inductor.compiled_graph import CompiledGraph
 from bolide.inductor.saved import lines_of
 from bolide.saving import graphs
 from bolide.saving.contents import CannotSave, Value
-from bolide.saving.environment import files_of
+from bolide.saving.environment import files_of, places_of
 from bolide.saving.names import Namer, find
 from bolide.saving.sizes import pack_sizes
 from bolide.saving.values import Reader, Writer, packed_tensor, unpacked_tensor
@@ -95,6 +95,7 @@ def pack(
             "compiled": _graph(compiled, constants, writer),
             "met": _met(writer, met),
             "files": files_of(captured.reliance.codes),
+            "codes": places_of(captured.reliance.codes),
         }
         derivative = b""
         if compiled.derivative is not None:

@@ -137,7 +137,7 @@ class Writer:
             return ["meta", *map(self.value, value)]
         if cls is torch.SymInt:
             self.shapes = value.node.env
-            return ["size", self.value(value.node.expr)]
+            return ["symbolic", self.value(value.node.expr)]
         if isinstance(value, (torch.SymFloat, torch.SymBool)):
             raise CannotSave("a graph has numbers that are made of sizes")
         if cls is Shape:
@@ -264,7 +264,7 @@ class Reader:
                 return rebuild(terms, rest[1])
             case "meta":
                 return TensorMeta(*map(self.value, rest))
-            case "size":
+            case "symbolic":
                 return self.shapes.sym_int(self.value(rest[0]))
             case "shape":
                 return unpack_shape(rest, self.objects, self.value)

@@ -535,7 +535,7 @@ class Versions(ABC):
     def entry_of(self, replay: Replay, checks: Sequence[Guard], run: Runner) -> Entry:
         """The entry of a segment that is run by `run`, with those of its guards that are kept."""
         checks = select(checks, self.wishes.guard_filter)
-        if replay.shape is not None:
+        if isinstance(replay.shape, Shape):
             replay = replace(replay, shape=self.known(replay.shape))
         return make_entry(self.signature, replay, checks, run, len(self.entries), self.others, self.miss, self.again)
 

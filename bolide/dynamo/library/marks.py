@@ -176,7 +176,7 @@ def disallow_in_graph(fn: Any) -> Any:
 
     Returns `fn`. Raises TypeError for what cannot be called.
     """
-    return _mark(fn, functools.partial(_refuse, "a function that is not allowed in a graph is called", False))
+    return _mark(fn, functools.partial(_refuse, "a function that is not allowed in a graph is called", False), True)
 
 
 def forbid_in_graph(fn: Any) -> Any:
@@ -184,7 +184,7 @@ def forbid_in_graph(fn: Any) -> Any:
 
     Returns `fn`. Raises TypeError for what cannot be called.
     """
-    return _mark(fn, functools.partial(_refuse, "a function that is forbidden in a graph is called", True))
+    return _mark(fn, functools.partial(_refuse, "a function that is forbidden in a graph is called", True), True)
 
 
 def _refuse(reason: str, final: bool, fn: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> NoReturn:
@@ -206,16 +206,25 @@ def cudagraph_mark_step_begin() -> None:
     """
 
 
-def _mark(fn: Any, handler: Callable[..., object]) -> Any:
-    """Enter a handler, which is told the function, for `fn` or each of a list; the last mark of a function counts."""
+def _mark(fn: Any, handler: Callable[..., object], breaks: bool = False) -> Any:
+    """Enter a handler, which is told the function, for `fn` or each of a list; the last mark of a function counts.
+    `breaks`: it never answers."""
     if isinstance(fn, (list, tuple)):
-        return [_mark(each, handler) for each in fn]
+        return [_mark(each, handler, breaks) for each in fn]
     _check(fn)
     forget([fn])
-    intercept_each([fn])(handler)
+    intercept_each([fn])(handler if breaks else functools.partial(_unseen, handler))
     if not str(getattr(fn, "__module__", "")).startswith("bolide"):
         MARKED.add(fn)
     return fn
+
+
+def _unseen(handler: Callable[..., object], fn: Any, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """The answer of a handler; what `fn` does is not guarded, so another process may not rely on it."""
+    if fn in MARKED:
+        reason = f"{_call_of(fn)} is called, which is marked (allow_in_graph, …): its code is not looked at"
+        vm.world.guards.reliance.reasons.append((reason, vm.where()))
+    return handler(fn, vm, args, kwargs)
 
 
 def forget(functions: Iterable[Callable[..., Any]]) -> None:

@@ -273,7 +273,7 @@ class Replay:
     generators: Sequence[Taken] = ()
     draws: Sequence[Recipe] = ()
     flags: Sequence[tuple[Source, bool]] = ()
-    shape: Any = None
+    shape: object = None
 
 
 @dataclass

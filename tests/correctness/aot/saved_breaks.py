@@ -155,6 +155,26 @@ class Stack(nn.Module):
         return self.layers(x) * OFFSET
 
 
+def branching(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    if y.sum() > 0:
+        y = y * torch.tensor([1.0, 2.0, 3.0, 4.0])
+    else:
+        y = y.cos().reshape(-1).reshape(3, 4) @ torch.eye(4)
+    return y + OFFSET
+
+
+def data_with_branch(x: torch.Tensor) -> torch.Tensor:
+    scale = max(round(float(x.abs().sum().item())), 1)
+    return x / scale if scale > 8 else x * 2
+
+
+def looping(x: torch.Tensor) -> torch.Tensor:
+    while x.square().sum() < 100:
+        x = x * 1.5
+    return x.cos()
+
+
 BREAKING: dict[str, Callable[[torch.Tensor], Any] | type[nn.Module]] = {
     "print": printed,
     "callee": in_a_callee,
@@ -171,4 +191,7 @@ BREAKING: dict[str, Callable[[torch.Tensor], Any] | type[nn.Module]] = {
     "recursion": recursive,
     "computed shape": computed_shape,
     "stack of modules": Stack,
+    "branch over data": branching,
+    "branch over a number": data_with_branch,
+    "loop over data": looping,
 }

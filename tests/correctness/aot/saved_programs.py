@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import math
 import os
@@ -160,34 +161,36 @@ def of_module(train: bool) -> None:
     same([p.grad for p in eager.parameters()], [p.grad for p in module.parameters()])
 
 
-def of_sizes() -> None:
+def of_sizes(grad: bool = False) -> None:
     compiled = bolide.compile(scaled)
     for size in (3, 5, 6, 2):
-        compared(scaled, compiled, plain(size, 8))
+        compared(scaled, compiled, plain(size, 8, grad=grad))
 
 
-def second_order() -> None:
+def second_order(*sizes: int) -> None:
+    """A backward that is derived again, from its graphs."""
     compiled = bolide.compile(twice)
-    x = torch.randn(3, 4, requires_grad=True)
-    grads = []
-    for fn in (twice, compiled):
-        (first,) = torch.autograd.grad(fn(x).sum(), x, create_graph=True)
-        grads.append(torch.autograd.grad(first.pow(2).sum(), x))
-    same(*grads)
+    for size in sizes:
+        x = torch.randn(size, 4, requires_grad=True)
+        grads = []
+        for fn in (twice, compiled):
+            (first,) = torch.autograd.grad(fn(x).sum(), x, create_graph=True)
+            grads.append(torch.autograd.grad(first.pow(2).sum(), x))
+        same(*grads)
 
 
-def missing_gradients() -> None:
-    """The backward for the first result alone, and for both."""
+def missing_gradients(*sizes: int) -> None:
+    """The backward for the first result alone, and for both; of sizes that change, each for others."""
 
     def two(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x @ w, x.sin()
 
     compiled = bolide.compile(two)
-    for weights in ((1, 0), (1, 1)):
+    for size, weights in itertools.product(sizes, ((1, 0), (1, 1))):
         grads = []
         for fn in (two, compiled):
             torch.manual_seed(5)
-            x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+            x, w = torch.randn(size, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
             outs = [out.sum() for out, weight in zip(fn(x, w), weights) if weight]
             grads.append(torch.autograd.grad(sum(outs), (x, w)))
         same(*grads)
@@ -235,10 +238,13 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "writes": lambda: one(written, lambda: (torch.randn(4, 2), [])),
     "results": lambda: one(packed, plain(3)),
     "sizes": of_sizes,
+    "sizes, training": functools.partial(of_sizes, True),
     "module": functools.partial(of_module, False),
     "training": functools.partial(of_module, True),
-    "second order": second_order,
-    "missing gradients": missing_gradients,
+    "second order": functools.partial(second_order, 3),
+    "sizes, second order": functools.partial(second_order, 4, 5, 7),
+    "missing gradients": functools.partial(missing_gradients, 3),
+    "sizes, missing gradients": functools.partial(missing_gradients, 5, 6),
     "dropout": with_dropout,
     "edited": lambda: one(importlib.import_module("edited").body, plain(4)),
     "inlined": lambda: one(importlib.import_module("edited").outer, plain(4)),
@@ -255,7 +261,7 @@ def changed(name: str) -> Iterator[None]:
     """What another process may find changed, by the program that it must not go unseen in."""
     functional = torch.nn.functional
     known = (SCALE, functional.silu, math.pi, with_default.__defaults__, Layer.forward)
-    saved_breaks.OFFSET = 7.0 if name.startswith(("print", "stack")) else 1.0
+    saved_breaks.OFFSET = 7.0 if name.startswith(("print", "stack", "branch")) else 1.0
     globals()["SCALE"] = 7.0 if name in ("function", "gradients", "module", "training", "sizes") else SCALE
     TABLE["gain"] = 5.0 if name == "table" else 3.0
     FACTOR[0] = 9.0 if name == "closure" else 2.5
@@ -273,7 +279,7 @@ def changed(name: str) -> Iterator[None]:
 
 CHANGED = ("function", "gradients", "module", "training", "sizes", "table", "closure", "function of torch's")
 CHANGED += ("edited", "inlined", "behind a break", "constant of a library", "default", "print", "print, training")
-CHANGED += ("stack of modules, training",)
+CHANGED += ("stack of modules, training", "branch over data", "branch over data, training")
 
 
 def saved(folder: str) -> None:

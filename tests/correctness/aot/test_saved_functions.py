@@ -18,6 +18,8 @@ import torch
 import bolide
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.versions import Versions
+from bolide.dynamo.library import marks
+from bolide.dynamo.machine.calls import INTERCEPTS
 from bolide.saving import environment
 from bolide.support import artifacts
 from bolide.support.cache import disk
@@ -108,7 +110,9 @@ def test_a_file_needs_no_capture_no_compiler_and_no_cache(folder: Path) -> None:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache of the test's own, and none of the marks that other tests have left on functions."""
-    monkeypatch.setattr(environment, "MARKED", set())
+    none: set[object] = set()
+    monkeypatch.setattr(marks, "MARKED", none)
+    monkeypatch.setattr(environment, "MARKED", none)
     monkeypatch.setenv("BOLIDE_CACHE_DIR", str(tmp_path / "cache"))
     with config.patch(force_disable_caches=False):
         bolide.reset()
@@ -199,8 +203,48 @@ def test_marked_tensors_are_captured(cache: Path, captures: list[str]) -> None:
     assert captures == ["scaled", "scaled"]
 
 
-class Nameless:
-    pass
+def called(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() * 2
+
+
+def calling(x: torch.Tensor) -> torch.Tensor:
+    return called(x) + 1
+
+
+@pytest.fixture
+def marked() -> Iterator[Callable[[Callable[..., Any]], object]]:
+    """Marks functions for the time of a test."""
+    before = INTERCEPTS.copy()
+    yield bolide.allow_in_graph
+    INTERCEPTS.clear()
+    INTERCEPTS.update(before)
+
+
+def test_marks_of_other_functions_do_not_count(cache: Path, captures: list[str], marked: Any) -> None:
+    marked(lambda x: x + 1)
+    bolide.compile(calling)(x := torch.randn(3))
+    bolide.reset()  # as a new process, but for the cache on disk
+    torch.testing.assert_close(bolide.compile(calling)(x), calling(x))
+    assert captures == ["calling"]
+
+
+@pytest.mark.parametrize("function", [called, torch.nn.functional.relu, torch.sin])
+def test_entries_are_not_used_while_a_function_in_them_is_marked(
+    cache: Path, captures: list[str], marked: Any, function: Callable[..., Any]
+) -> None:
+    bolide.compile(calling)(x := torch.randn(3))
+    bolide.reset()  # as a new process, but for the cache on disk
+    marked(function)
+    torch.testing.assert_close(bolide.compile(calling)(x), calling(x))
+    assert captures == ["calling", "calling"]
+
+
+def test_entries_with_a_marked_function_are_not_kept(cache: Path, marked: Any) -> None:
+    marked(called)
+    compiled = bolide.compile(calling)
+    compiled(torch.randn(3))
+    with pytest.raises(BolideError, match=r"(?s)called\(...\) is called, which is marked.*return called\(x\)"):
+        bolide.save_compiled(compiled, cache / "file")
 
 
 def test_what_cannot_be_saved_is_named(cache: Path) -> None:
