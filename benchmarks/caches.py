@@ -27,7 +27,11 @@ import torch, bolide
 torch.set_num_threads(1)
 w = torch.linspace(-1, 1, 24 * 24).reshape(24, 24).requires_grad_()
 x = torch.linspace(0, 1, 96).reshape(4, 24)
-y = bolide.compile(lambda x: torch.softmax((x @ w).sin() * 2, -1).square().sum(0))(x)
+def f(x):
+    y = torch.softmax((x @ w).sin() * 2, -1)
+    print(end="")
+    return y.square().sum(0)
+y = bolide.compile(f)(x)
 y.sum().backward()
 print(y.tolist(), w.grad.tolist())
 """
@@ -56,12 +60,17 @@ def kills(times: int) -> str:
 
 def damage(times: int) -> str:
     """A program on a cache of which an entry was damaged."""
-    function = lambda x: torch.softmax(x.sin() * 2, -1).cumsum(0)  # noqa: E731
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.softmax(x.sin() * 2, -1)
+        bolide.graph_break()
+        return y.cumsum(0)
+
     for _ in range(times):
         x = torch.randn(5, 16)
         bolide.reset()
         torch.testing.assert_close(bolide.compile(function)(x), function(x))
-        entries = [path for path in disk.folder().rglob("*-*") if path.is_file()]
+        entries = [path for path in disk.folder().rglob("*-*") if path.is_file() and path.stat().st_size]
         path = random.choice(entries)
         data = bytearray(path.read_bytes())
         if random.random() < 0.3:

@@ -29,6 +29,7 @@ _DESCRIPTORS = (
 )
 NAMED = (types.FunctionType, functools._lru_cache_wrapper, *_DESCRIPTORS)
 """Of these, and of classes, the name is where they were made."""
+_PROPERTIES = {property, types.DynamicClassAttribute, getattr(enum, "property", property)}
 _MARKS = ("_bolide", "_torchdynamo", "_dynamo")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _MOST_NESTED = 8
@@ -58,8 +59,8 @@ def content_of(value: object, depth: int = 0) -> str:
         return digest_of(value)  # type: ignore[arg-type]
     if cls in (staticmethod, classmethod):
         return f"{cls.__name__} {content_of(value.__func__, depth + 1)}"  # type: ignore[attr-defined]
-    if cls is property:
-        return f"property {_of_all((value.fget, value.fset, value.fdel), depth)}"  # type: ignore[attr-defined]
+    if cls in _PROPERTIES:
+        return f"{cls.__name__} {_of_all((value.fget, value.fset, value.fdel), depth)}"  # type: ignore[attr-defined]
     if cls is functools._lru_cache_wrapper:
         return f"cached {content_of(value.__wrapped__, depth + 1)}"  # type: ignore[attr-defined]
     if isinstance(value, type):

@@ -65,9 +65,10 @@ def _changed(config: Config) -> Iterable[tuple[str, str]]:
 
 
 def _own_operators() -> list[str]:
-    """The operators of PyTorch's for which the program has put in kernels of its own."""
+    """The operators of PyTorch's for which the program has put in kernels of its own. It puts in rules of
+    shapes itself, and of batches when `vmap` is first used."""
     known: Iterable[str] = torch.library._impls
-    return [name for name in known if name.startswith("aten/") and not name.endswith("/Meta")]
+    return [name for name in known if name.startswith("aten/") and not name.endswith(("/Meta", "/FuncTorchBatched"))]
 
 
 def places_of(codes: Iterable[types.CodeType]) -> list[int]:

@@ -13,6 +13,7 @@ earlier ones. A name leads through modules, classes and functions, and runs no c
 | root | the compiled function |
 | frame, place | the code of a frame at the point where what was compiled begins |
 | const, row, place | code that is nested in code |
+| class, row | the class of what stands for a module |
 | member, row, name | a member of an enumeration |
 | operator, name, overload | an operator of PyTorch's |
 """
@@ -137,6 +138,8 @@ class Namer:
             if sys.modules.get(own) is value:
                 return ["module", own]
             return next((["module", name] for name, module in known if module is value), None)
+        if value is sys.modules:
+            return ["named", self.of(sys), "modules"]
         if type(value) is dict:
             called = value.get("__name__")
             module = sys.modules.get(called) if type(called) is str else None
@@ -157,6 +160,8 @@ class Namer:
         at: Value = sys.modules.get(place) if type(place) is str else None
         if at is None or type(qualname) is not str:
             return None
+        if type(at) is value:
+            return ["class", self.of(at)]
         path = qualname.split(".")
         holders = []
         for part in path:
@@ -278,6 +283,8 @@ def _followed(
             return root
         case "frame", place:
             return codes[place]
+        case "class", row:
+            return type(found[row])
         case "const", row, place:
             return found[row].co_consts[place]
         case "operator", name, overload:

@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 import re
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -70,8 +71,8 @@ def pack(
     """A record of an entry, and of its backward (b"" if it has none). `codes`: of the frames at the point where it
     begins. Raises Unsavable."""
     compiled = captured.program
-    if replay.generators or replay.draws:
-        raise Unsavable("it draws from a random generator of the program's")
+    if replay.generators:
+        raise Unsavable("its graph draws from a random generator of the program's")
     if not isinstance(compiled, Compiled) or captured.reliance is None:
         raise Unsavable("its backend keeps no graphs")
     if captured.calls is not None:
@@ -91,6 +92,7 @@ def pack(
             "inputs": [writer.source(source) for source in replay.inputs],
             **{name: writer.value(getattr(replay, name)) for name in _REPLAY},
             "effects": [writer.effect(effect) for effect in replay.effects],
+            "draws": [writer.recipe(draw) for draw in replay.draws],
             "program": writer.value(compiled.program),
             "compiled": _graph(compiled, constants, writer),
             "met": _met(writer, met),
@@ -128,7 +130,10 @@ def _meet(namer: Namer, guards: Sequence[Guard], replay: Replay) -> None:
 
 def _guards(writer: Writer, guards: Sequence[Guard]) -> list[Value]:
     rows = []
+    references: dict[int, Source] = {}
     for guard in guards:
+        if guard.kind == "is" and type(guard.expected) is weakref.ReferenceType:
+            guard = _of_reference(guard, references)
         source = None if guard.source is None else writer.source(guard.source)
         try:
             expected = _expected(writer, guard)
@@ -137,7 +142,18 @@ def _guards(writer: Writer, guards: Sequence[Guard]) -> list[Value]:
         where = None if guard.where is None else writer.frame(guard.where)
         kind = "equals" if guard.kind == "is" and type(guard.expected) in _CONSTANTS else guard.kind
         rows.append([source, kind, expected, where])
-    return rows
+    apart = tuple(references.values())
+    return [*rows, *([[None, "distinct", writer.value(apart), None]] if len(apart) > 1 else ())]
+
+
+def _of_reference(guard: Guard, known: dict[int, Source]) -> Guard:
+    """What stands for a guard of a weak reference's identity: it is told from those that are `known`. What it refers to
+    is guarded where that was asked."""
+    assert guard.source is not None
+    first = known.setdefault(id(guard.expected), guard.source)
+    if first is not guard.source:
+        return replace(guard, kind="same", expected=first)
+    return replace(guard, kind="type", expected=weakref.ReferenceType)
 
 
 def _expected(writer: Writer, guard: Guard) -> Value:
@@ -275,6 +291,7 @@ def unpack(data: Mapping[str, Value], root: types.FunctionType, codes: Sequence[
     replay = Replay(
         inputs=tuple([sources[source] for source in data["inputs"]]),
         effects=[reader.effect(row) for row in data["effects"]],
+        draws=[reader.recipes[draw] for draw in data["draws"]],
         **{name: value(data[name]) for name in _REPLAY},
     )
     constants = {name: unpacked_tensor(row) for name, row in data["constants"].items()}

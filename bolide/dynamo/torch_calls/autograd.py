@@ -76,7 +76,10 @@ def _interpreted(vm: Machine, function: Any, key: Any) -> Any:
             text = f"{function.__name__}.{name}"
             callable_later = name in ("backward", "vjp") and key is function
             methods[name] = staticmethod(later(vm, load_attribute(vm, function, name), text, key, callable_later))
-    return type(function)(function.__name__, (function,), {"__module__": function.__module__, **methods})
+    made = type(function)(function.__name__, (function,), {"__module__": function.__module__, **methods})
+    for cls in (made, made._backward_cls):
+        vm.world.classes.own[id(cls)] = cls
+    return made
 
 
 def later(vm: Machine, function: Any, name: str, key: Any = None, callable_later: bool = False) -> Callable[..., Any]:

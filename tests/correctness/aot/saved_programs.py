@@ -24,8 +24,8 @@ from torch import nn
 
 import bolide
 from bolide.dynamo.entry.versions import Versions
-from tests.correctness.aot import saved_breaks
-from tests.correctness.aot.saved_breaks import BREAKING
+from tests.correctness.aot import saved_bodies
+from tests.correctness.aot.saved_bodies import BODIES
 
 SCALE = 2.0
 TABLE = {"gain": 3.0}
@@ -250,7 +250,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "inlined": lambda: one(importlib.import_module("edited").outer, plain(4)),
     "behind a break": lambda: one(importlib.import_module("edited").broken, plain(4)),
 }
-for name, program in BREAKING.items():
+for name, program in BODIES.items():
     PROGRAMS[name] = functools.partial(breaking, program, False)
     PROGRAMS[f"{name}, training"] = functools.partial(breaking, program, True)
 FACTOR = [2.5]
@@ -261,7 +261,7 @@ def changed(name: str) -> Iterator[None]:
     """What another process may find changed, by the program that it must not go unseen in."""
     functional = torch.nn.functional
     known = (SCALE, functional.silu, math.pi, with_default.__defaults__, Layer.forward)
-    saved_breaks.OFFSET = 7.0 if name.startswith(("print", "stack", "branch")) else 1.0
+    saved_bodies.OFFSET = 7.0 if name.startswith(("print", "stack", "branch")) else 1.0
     globals()["SCALE"] = 7.0 if name in ("function", "gradients", "module", "training", "sizes") else SCALE
     TABLE["gain"] = 5.0 if name == "table" else 3.0
     FACTOR[0] = 9.0 if name == "closure" else 2.5
@@ -295,7 +295,7 @@ def saved(folder: str) -> None:
     for size in (3, 5):
         function(torch.randn(size, 8))
     bolide.save_compiled(function, f"{folder}/function")
-    broken = bolide.compile(saved_breaks.in_a_callee)
+    broken = bolide.compile(saved_bodies.in_a_callee)
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
             result = broken(torch.randn(3, 4, requires_grad=grad)).sum()
@@ -322,7 +322,7 @@ def loaded(folder: str) -> None:
     broken = bolide.load_compiled(f"{folder}/broken")
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
-            compared(saved_breaks.in_a_callee, broken, plain(3, 4, grad=grad))
+            compared(saved_bodies.in_a_callee, broken, plain(3, 4, grad=grad))
 
 
 def main(variant: str, folder: str) -> None:

@@ -1,8 +1,11 @@
-"""Programs with breaks for the tests of saved functions, each a function of one tensor or a module."""
+"""Programs for the tests of saved functions, each a function of one tensor or a module: with breaks, with branches and
+loops over data, and with objects that need names."""
 
 from __future__ import annotations
 
 import contextlib
+import enum
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -175,7 +178,56 @@ def looping(x: torch.Tensor) -> torch.Tensor:
     return x.cos()
 
 
-BREAKING: dict[str, Callable[[torch.Tensor], Any] | type[nn.Module]] = {
+class _Kind(enum.Enum):
+    WIDE = 3.0
+
+
+def by_enumeration(x: torch.Tensor, kind: _Kind = _Kind.WIDE) -> torch.Tensor:
+    return x * kind.value if kind is _Kind.WIDE else x
+
+
+class _Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
+        return tangent * ctx.saved_tensors[0].cos() * 2
+
+
+def with_own_gradient(x: torch.Tensor) -> torch.Tensor:
+    return _Sine.apply(x) * x
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.cells = nn.BatchNorm1d(4), nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cells(self.norm(x)[None])[0]
+
+
+def batched(x: torch.Tensor) -> torch.Tensor:
+    return torch.vmap(lambda row: row.sin().sum())(x)
+
+
+def drawing(x: torch.Tensor) -> torch.Tensor:
+    random.seed(3)
+    return x * random.random() + random.gauss(0, 1) * random.randint(1, 5)
+
+
+def importing(x: torch.Tensor) -> torch.Tensor:
+    import math
+
+    from torch.nn import functional as library
+
+    return library.relu(x) * math.sqrt(2)
+
+
+BODIES: dict[str, Callable[[torch.Tensor], Any] | type[nn.Module]] = {
     "print": printed,
     "callee": in_a_callee,
     "data as a number": data_as_number,
@@ -194,4 +246,10 @@ BREAKING: dict[str, Callable[[torch.Tensor], Any] | type[nn.Module]] = {
     "branch over data": branching,
     "branch over a number": data_with_branch,
     "loop over data": looping,
+    "enumeration": by_enumeration,
+    "gradient of its own": with_own_gradient,
+    "recurrent layers": Recurrent,
+    "vmap": batched,
+    "random numbers of Python's": drawing,
+    "import inside": importing,
 }
