@@ -1,4 +1,4 @@
-"""Faults of the cache on disk, many times: ``python -m benchmarks.caches [kills] [damage] [processes] [--times N]``.
+"""Faults of the cache on disk, many times: ``python -m benchmarks.caches [case …] [--times N]``.
 
 Each must give what an empty cache gives. Nothing is measured but how often an entry was read whole.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,16 +91,57 @@ def processes(count: int) -> str:
     return f"{count} processes on an empty cache: one result"
 
 
-CASES = {"kills": (kills, 1000), "damage": (damage, 1000), "processes": (processes, 64)}
+def full(times: int) -> str:
+    """Programs on a cache of which one entry could not be written, each in turn, `times` of them at most."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.softmax(x.sin() * 2, -1)
+        bolide.graph_break()
+        return y.cumsum(0) * 2 if y.sum() > 0 else y
+
+    def run() -> None:
+        bolide.reset()
+        artifacts.reset()
+        compiled = bolide.compile(function)
+        for size in (5, 6):
+            x = torch.randn(size, 16, requires_grad=True)
+            found, wanted = (torch.autograd.grad(call(x).square().sum(), x) for call in (compiled, function))
+            torch.testing.assert_close(found, wanted)
+
+    written = 0
+
+    def write(kind: str, digest: str, data: bytes) -> bool:
+        nonlocal written
+        written += 1
+        return written != missing and keep(kind, digest, data)
+
+    keep, disk.write = disk.write, write
+    try:
+        for missing in range(1, times + 1):
+            written = 0
+            shutil.rmtree(disk.folder(), ignore_errors=True)
+            run()
+            if written < missing:
+                break
+            run()
+    finally:
+        disk.write = keep
+    return f"{missing - 1} times an entry could not be written; all results are eager's"
+
+
+CASES = {"kills": (kills, 1000), "damage": (damage, 1000), "processes": (processes, 64), "full": (full, 1000)}
 
 
 def main() -> None:
     """Runs the cases that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", default=[*CASES], choices=[*CASES])
+    parser.add_argument("cases", nargs="*", metavar=f"{{{','.join(CASES)}}}")
     parser.add_argument("--times", type=int)
     arguments = parser.parse_args()
-    for name in arguments.cases:
+    unknown = set(arguments.cases) - CASES.keys()
+    if unknown:
+        parser.error(f"no case is called {', '.join(sorted(unknown))}")
+    for name in arguments.cases or CASES:
         case, times = CASES[name]
         with tempfile.TemporaryDirectory() as folder:
             os.environ["BOLIDE_CACHE_DIR"] = str(Path(folder) / "cache")

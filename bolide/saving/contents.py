@@ -7,8 +7,9 @@ import functools
 import hashlib
 import marshal
 import re
+import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -81,8 +82,12 @@ def _of_all(values: Iterable[object], depth: int) -> str:
 
 
 def _of_function(function: types.FunctionType, depth: int) -> str:
-    """Its code, what its closure holds as far as that is code or constant, and marks of ours and of TorchDynamo's."""
+    """Its code, whose globals it reads, what its closure holds as far as that is code or constant, and marks of ours
+    and of TorchDynamo's."""
     parts = [digest_of(function.__code__)]
+    reads = module_of(function.__globals__)
+    if reads != function.__module__:
+        parts.append(f"on {reads}")
     for cell in function.__closure__ or ():
         held = contents_of(cell)
         if held is MISSING or held is function:
@@ -93,6 +98,13 @@ def _of_function(function: types.FunctionType, depth: int) -> str:
             parts.append(_name(type(held)))
     parts += [f"{name} {vars(function)[name]!r}" for name in sorted(vars(function)) if name.startswith(_MARKS)]
     return " ".join(parts)
+
+
+def module_of(namespace: Mapping[str, object]) -> str:
+    """The name of the module that has this namespace, "" for one that no module has."""
+    name = namespace.get("__name__")
+    module = sys.modules.get(name) if type(name) is str else None
+    return str(name) if module is not None and vars(module) is namespace else ""
 
 
 def _of_class(cls: type) -> str:

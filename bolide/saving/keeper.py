@@ -226,7 +226,10 @@ class Keeper:
         training = saved.program.training
         if training is None:
             return saved.program.runner(graph, None, saved.constants, self.whole)
-        of = functools.cache(functools.partial(_derivative, digest, saved))
+        derivative = artifacts.find(_part(digest, "derivative"))
+        if derivative is None:
+            raise Changed("the graphs of its backward are gone")
+        of = functools.cache(functools.partial(_derivative, derivative, saved))
         compiling = functools.partial(compile_graph, inductor.compile_graph, dict(self.options), name)
         request = Request(compiling, compiling, title=name, on_fault=lambda error: interpreted(of().graph, name, error))
         known = functools.partial(_known_backward, digest, saved)
@@ -262,14 +265,8 @@ def _known_backward(record: str, saved: records.Saved, missing: tuple[int, ...])
     return load_graph("backward", about["key"], {}, about["lines"])
 
 
-def _derivative(record: str, saved: records.Saved) -> Derivative:
-    """The graphs of a backward, which few processes need: where its plan is kept, they are not asked for."""
-    payload = artifacts.find(_part(record, "derivative"))
-    if payload is None:
-        raise RuntimeError(
-            "the backward of a function that another process has compiled was taken out of the cache\n"
-            "  remedy: call bolide.reset(), or start again"
-        )
+def _derivative(payload: bytes, saved: records.Saved) -> Derivative:
+    """The graphs of a backward, which few processes need: where its plan is kept, they are not read."""
     data = json.loads(payload)
     reader = Reader(saved.reader.objects, data["frames"])
     if data["sizes"] is not None:

@@ -30,7 +30,7 @@ import torch
 
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING, contents_of
-from bolide.saving.contents import NAMED, CannotSave, Value, content_of
+from bolide.saving.contents import NAMED, CannotSave, Value, content_of, module_of
 
 Row = list[Value]
 
@@ -141,9 +141,8 @@ class Namer:
         if value is sys.modules:
             return ["named", self.of(sys), "modules"]
         if type(value) is dict:
-            called = value.get("__name__")
-            module = sys.modules.get(called) if type(called) is str else None
-            return ["globals", called] if module is not None and vars(module) is value else None
+            called = module_of(value)
+            return ["globals", called] if called else None
         if isinstance(value, torch._ops.OpOverload):
             return ["operator", value._schema.name, value._overloadname]
         if isinstance(value, enum.Enum):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from bolide.dynamo.breaks.segments import FrameShape, Shape
 from bolide.dynamo.bytecode.instructions import decode, skipped
-from bolide.saving.contents import CannotSave, Value, content_of, digest_of
+from bolide.saving.contents import CannotSave, Value, content_of, digest_of, module_of
 
 
 def codes_of(shape: Shape | None) -> list[types.CodeType]:
@@ -20,8 +20,8 @@ def text_of(shape: Shape) -> str:
     """What tells a point from all others, in every process. Raises CannotSave."""
     rows = []
     for frame, namespace in zip(shape.frames, shape.namespaces):
-        module = namespace.get("__name__")
-        if type(module) is not str:
+        module = module_of(namespace)
+        if not module:
             raise CannotSave(f"the globals of {frame.code.qualname} are those of no module")
         rows.append((digest_of(frame.code.code), module, *_places(frame), content_of(frame.constant)))
     return repr(rows)

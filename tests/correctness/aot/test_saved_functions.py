@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,25 @@ def test_entries_with_a_marked_function_are_not_kept(cache: Path, marked: Any) -
         bolide.save_compiled(compiled, cache / "file")
 
 
+GAIN = 2.0
+
+
+def reading(x: torch.Tensor) -> torch.Tensor:
+    y = x * GAIN
+    bolide.graph_break()
+    return y + GAIN
+
+
+def test_a_function_with_other_globals_is_another_one(cache: Path, captures: list[str]) -> None:
+    bolide.compile(reading)(x := torch.randn(3))
+    bolide.reset()  # as a new process, but for the cache on disk
+    other = types.FunctionType(reading.__code__, {**globals(), "GAIN": 5.0}, "reading")
+    other.__module__, other.__qualname__ = reading.__module__, reading.__qualname__
+    captures.clear()
+    torch.testing.assert_close(bolide.compile(other)(x), x * 5 + 5)
+    assert captures == ["reading", "reading/1"]
+
+
 def test_what_cannot_be_saved_is_named(cache: Path) -> None:
     class Local:
         gain = 2.0
@@ -329,6 +349,19 @@ def test_files_for_something_else_are_refused(cache: Path) -> None:
     (cache / "file").write_bytes((cache / "file").read_bytes()[:-30])
     with pytest.raises(BolideError, match="save_compiled"):
         bolide.load_compiled(cache / "file", scaled)
+
+
+def test_entries_without_their_backward_are_not_used(
+    cache: Path, captures: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = artifacts.keep
+    monkeypatch.setattr(artifacts, "keep", lambda key, data: key.names.get("part") or keep(key, data))
+    for _ in range(2):
+        x = torch.randn(3, 8, requires_grad=True)
+        compiled = bolide.compile(scaled)(x)
+        torch.testing.assert_close(torch.autograd.grad(compiled.sum(), x), torch.autograd.grad(scaled(x).sum(), x))
+        bolide.reset()  # as a new process, but for the cache on disk
+    assert captures == ["scaled", "scaled"]
 
 
 def test_the_cache_may_be_full_or_gone(cache: Path, captures: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
