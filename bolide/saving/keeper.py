@@ -106,6 +106,8 @@ class Keeper:
     def key(self, versions: Versions) -> Key:
         """What the records of the function are found by. Raises Unsavable."""
         function: Value = self.target
+        if type(function.__module__) is not str:
+            raise records.Unsavable("it belongs to no module", versions.place)
         try:
             names = {
                 "module": function.__module__,

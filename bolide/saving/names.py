@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import functools
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ PARTS = frozenset(
 )
 _HIDDEN = ("types", "_collections_abc")
 """Modules with classes of Python's own that have no names where they say."""
+_HOLDERS = (types.FunctionType, functools._lru_cache_wrapper, staticmethod, classmethod, property)
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 _KEYS = (str, int, bool, type(None))
 
@@ -168,7 +170,10 @@ class Namer:
                 return None
             holders.append((at, part))
             at = vars(at).get(part, MISSING)
-        return ["named", self.of(holders[-1][0]), path[-1]] if at is value else None
+        if at is not value:
+            self.meet(at)  # it may hold what it stands for, as decorated functions do
+            return None
+        return ["named", self.of(holders[-1][0]), path[-1]]
 
     def _path(self, found: Source, value: object) -> Row | None:
         """By the way that capture has found it, if no code of the program's is on it."""
@@ -220,6 +225,8 @@ def _parts(value: Value) -> Iterator[Row]:
         yield ["part", value.__code__, "__code__"]
         cells = zip(value.__code__.co_freevars, value.__closure__ or ())
         yield from (["cell", cell, name] for name, cell in cells)
+    elif type(value) is functools._lru_cache_wrapper:
+        yield ["part", value.__wrapped__, "__wrapped__"]
     elif type(value) is types.CellType:
         held = contents_of(value)
         if type(held) is types.FunctionType:
@@ -265,7 +272,7 @@ def _followed(
                 raise TypeError(name)
             return vars(holder)[name]
         case "part", row, name if name in PARTS:
-            if not isinstance(found[row], (types.FunctionType, staticmethod, classmethod, property)):
+            if not isinstance(found[row], _HOLDERS):
                 raise TypeError(name)
             return getattr(found[row], name)
         case "cell", row, name:

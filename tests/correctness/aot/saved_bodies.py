@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -227,6 +228,15 @@ def importing(x: torch.Tensor) -> torch.Tensor:
     return library.relu(x) * math.sqrt(2)
 
 
+@functools.lru_cache
+def _doubled(n: int) -> int:
+    return n * 2
+
+
+def cached(x: torch.Tensor) -> torch.Tensor:
+    return x * _doubled(3)
+
+
 BODIES: dict[str, Callable[[torch.Tensor], Any] | type[nn.Module]] = {
     "print": printed,
     "callee": in_a_callee,
@@ -252,4 +262,5 @@ BODIES: dict[str, Callable[[torch.Tensor], Any] | type[nn.Module]] = {
     "vmap": batched,
     "random numbers of Python's": drawing,
     "import inside": importing,
+    "cached function": cached,
 }
