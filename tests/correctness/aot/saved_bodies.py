@@ -29,6 +29,13 @@ def printed(x: torch.Tensor) -> torch.Tensor:
     return y.cos() * 2 + OFFSET
 
 
+def one_after_the_other(x: torch.Tensor) -> torch.Tensor:
+    """Where the first print has ended, nothing can be captured in front of the second one."""
+    y = x.sin()
+    print(print(end="") or "", end="")
+    return y + 1
+
+
 def in_a_callee(x: torch.Tensor) -> torch.Tensor:
     return _callee(x, 2) + _callee(x, 3)
 
@@ -239,6 +246,7 @@ def cached(x: torch.Tensor) -> torch.Tensor:
 
 BODIES: dict[str, Callable[[torch.Tensor], Any] | type[nn.Module]] = {
     "print": printed,
+    "one after the other": one_after_the_other,
     "callee": in_a_callee,
     "data as a number": data_as_number,
     "data as a list": data_as_list,
