@@ -10,7 +10,7 @@ from unittest import mock
 import bolide
 from bolide.inductor import CompiledGraph
 from bolide.inductor.plan import Call, Foreign, Plan, all_steps
-from bolide.inductor.plan.codec import CannotLeave, decode, digest, encode
+from bolide.inductor.plan.codec import CannotLeave, decode, encode
 from bolide.inductor.plan.parse import parse
 from bolide.inductor.plan.verify import verify
 from bolide.inductor.runtime.native import driver
@@ -63,16 +63,17 @@ def has_foreign(plan: Plan) -> bool:
     )
 
 
-MOST_STEPS = 200
+MOST_STEPS = 60
 
 
 def checking(build: Callable[..., Any]) -> Callable[..., Any]:
     """The maker of drivers, which checks what it is given: large plans take too long to be read again."""
 
     def checked(plan: Plan, *args: Any) -> Any:
-        verify(plan)
         if len(plan.steps) <= MOST_STEPS:
             check_plan(plan)
+        else:
+            verify(plan)
         return build(plan, *args)
 
     return checked
@@ -94,4 +95,4 @@ def check_plan(plan: Plan) -> None:
     data = encode(plan)
     read = decode(data, Plan)
     assert read == plan, text
-    assert encode(read) == data and digest(read) == digest(plan)
+    assert encode(read) == data
