@@ -9,14 +9,13 @@ holds tensors without data.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.fx as fx
-from torch.fx.passes.shape_prop import TensorMetadata
+from torch.fx.passes.shape_prop import TensorMetadata, _extract_tensor_metadata
 
 from bolide.functorch.aot import partitioned
 from bolide.functorch.graph_compilers.drawing import draw_graph
@@ -36,7 +35,7 @@ from bolide.symbolic import same_size
 from bolide.tracing.described import describe
 from bolide.tracing.fallible import done
 from bolide.tracing.graph import Graph, mapped
-from bolide.tracing.meta import TensorMeta, found_in, meta_of
+from bolide.tracing.meta import TensorMeta, meta_of
 
 PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
@@ -120,35 +119,18 @@ def _is_same(extent: Any, size: Any) -> bool:
 def _leaving(graph: fx.Graph, constants: Mapping[str, Any]) -> fx.GraphModule:
     """A module of a graph whose metas are ours."""
     known = {node: node.meta["val"] for node in graph.nodes if "val" in node.meta}
-    if any(map(_is_symbolic, known.values())):
-        size = importlib.import_module("bolide.symbolic.foreign").foreign
-        for node, value in known.items():
-            node.meta["val"] = mapped(value, functools.partial(_with_foreign_sizes, size))
     describe(graph, replace=True)
     for node, ours in known.items():
         value = node.meta["val"]
         node.meta[OURS] = value, ours
         if isinstance(value, torch.Tensor):
-            layout = value.shape, value.dtype, value.requires_grad, value.stride()
-            node.meta["tensor_meta"] = TensorMetadata(*layout, None, False, {})
+            node.meta["tensor_meta"] = _extract_tensor_metadata(value)
     used = {str(node.target): constants[str(node.target)] for node in graph.find_nodes(op="get_attr")}
     return fx.GraphModule(used, graph)
 
 
 OURS = "of_bolide"
 """In metas: the value that others read, and what it is made of."""
-
-
-def _is_symbolic(value: object) -> bool:
-    metas = found_in(value, TensorMeta)
-    return bool(found_in((value, *((*meta.shape, *meta.stride, meta.offset) for meta in metas)), torch.SymInt))
-
-
-def _with_foreign_sizes(size: Callable[[Any], Any], value: Any) -> Any:
-    if not isinstance(value, TensorMeta):
-        return size(value)
-    shape, stride = (tuple(map(size, sizes)) for sizes in (value.shape, value.stride))
-    return value._replace(shape=shape, stride=stride, offset=size(value.offset))
 
 
 # ---- back ------------------------------------------------------------------------------------------------------------
@@ -265,11 +247,17 @@ def _backward(graph: fx.Graph, saved: Sequence[fx.Node], sizes: Sequence[fx.Node
 
 
 def default_partition(
-    joint_module: fx.GraphModule, joint_inputs: object, *, num_fwd_outputs: int
+    joint_module: fx.GraphModule,
+    joint_inputs: object,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: object = None,
+    static_lifetime_input_nodes: object = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward of a joint graph, of which the first `num_fwd_outputs` results are the forward's:
     what eager would save is saved. The forward's results are followed by what is saved, tensors before numbers; the
-    backward takes numbers, tensors, tangents. `joint_inputs` are not read.
+    backward takes numbers, tensors, tangents. `joint_inputs`, and what says which inputs stay where they are, are not
+    read.
 
     Raises ValueError for a graph that does not say what is known of its values (``meta["val"]``)."""
     return _partitioned(joint_module, num_fwd_outputs, "default", None)
@@ -282,6 +270,7 @@ def min_cut_rematerialization_partition(
     recomputable_ops: Container[object] | None = None,
     *,
     num_fwd_outputs: int,
+    static_lifetime_input_indices: object = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """As `default_partition`, but what is cheaper to compute again than to save is computed again by the backward.
 

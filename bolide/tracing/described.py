@@ -4,58 +4,68 @@
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from bolide.support.errors import UserFrame
 from bolide.symbolic import hint_of
 from bolide.tracing.graph import mapped
-from bolide.tracing.meta import TensorMeta, meta_of
+from bolide.tracing.meta import TensorMeta, found_in
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+_modes: weakref.WeakKeyDictionary[ShapeEnv, FakeTensorMode] = weakref.WeakKeyDictionary()
+"""One for all graphs with the same symbols: torch's tools refuse values of several modes."""
 
 
-class Described(torch.Tensor):
-    """A tensor with the shape, strides, dtype and device of a value of a graph, and no data."""
+def described(meta: TensorMeta, mode: FakeTensorMode) -> FakeTensor:
+    """PyTorch's tensor without data that is as `meta` says; its sizes are numbers or symbols of PyTorch's."""
+    with torch.inference_mode(False), torch.no_grad():
+        reach = 1 + meta.offset
+        for size, stride in zip(meta.shape, meta.stride):
+            reach = reach + (size - 1) * stride
+        like: dict[str, Any] = {"dtype": meta.dtype, "device": "meta"}
+        if type(meta.offset) is int and meta.offset == 0:
+            memory = torch.empty_strided(meta.shape, meta.stride, **like)
+        else:
+            memory = torch.empty((reach,), **like).as_strided(meta.shape, meta.stride, meta.offset)
+        return FakeTensor(mode, memory.requires_grad_(meta.requires_grad), meta.device)
 
-    @staticmethod
-    def of(meta: TensorMeta) -> Described:
-        tensor: Described = torch.Tensor._make_wrapper_subclass(
-            Described,
-            meta.shape,
-            strides=meta.stride,
-            storage_offset=meta.offset,
-            dtype=meta.dtype,
-            device=meta.device,
-            requires_grad=meta.requires_grad,
-        )
-        return tensor
 
-    def __repr__(self) -> str:  # type: ignore[override]
-        sizes = ", ".join(map(str, self.shape))
-        return f"Described({self.dtype}[{sizes}], {self.device})"
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: object = None
-    ) -> Any:
-        if func is torch.ops.aten.detach.default:
-            return cls.of(meta_of(args[0])._replace(requires_grad=False))
-        raise RuntimeError(f"{func}: the example value of a node describes a tensor; it holds no data")
+def _mode_of(values: list[object]) -> FakeTensorMode:
+    """That of the symbols among values."""
+    symbol = next(iter(found_in(values, torch.SymInt)), None)
+    if symbol is None:
+        return FakeTensorMode(allow_non_fake_inputs=True)
+    shapes = symbol.node.shape_env
+    if shapes not in _modes:
+        _modes[shapes] = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
+    return _modes[shapes]
 
 
 def describe(graph: fx.Graph, replace: bool = False) -> None:
     """Give the nodes of a graph that was recorded here these entries. Under ``val`` stands what bolide itself reads,
-    unless that is to be replaced.
+    unless that is to be replaced. Tensors are PyTorch's without data, symbols are PyTorch's.
     """
+    known = {node: node.meta["val"] for node in graph.nodes if "val" in node.meta}
+    if any(map(_symbols, known.values())):
+        foreign = importlib.import_module("bolide.symbolic.foreign").foreign
+        known = {node: mapped(value, lambda x: _with_sizes(foreign, x)) for node, value in known.items()}
+    mode = _mode_of([*map(_symbols, known.values())])
     lines: dict[int, str] = {}  # by id of what the graph holds
     for node in graph.nodes:
-        if "val" in node.meta:
-            value = node.meta["val"]
-            node.meta["example_value"] = mapped(value, lambda x: Described.of(x) if isinstance(x, TensorMeta) else x)
+        if node in known:
+            value = mapped(known[node], lambda x: described(x, mode) if isinstance(x, TensorMeta) else x)
+            node.meta["example_value"] = value
             if replace:
-                node.meta["val"] = node.meta["example_value"]
+                node.meta["val"] = value
         where: UserFrame | None = node.meta.get("where")
         stack: tuple[UserFrame, ...] = node.meta.pop("stack", ()) or ((where,) if where is not None else ())
         if stack:
@@ -63,6 +73,19 @@ def describe(graph: fx.Graph, replace: bool = False) -> None:
                 if id(line) not in lines:
                     lines[id(line)] = f"  {line}\n    {line.text}\n"
             node.meta["stack_trace"] = "".join([lines[id(line)] for line in stack])
+
+
+def _symbols(value: object) -> list[torch.SymInt]:
+    metas = found_in(value, TensorMeta)
+    return list(found_in((value, *((*meta.shape, *meta.stride, meta.offset) for meta in metas)), torch.SymInt))
+
+
+def _with_sizes(foreign: Callable[[Any], Any], value: Any) -> Any:
+    """A value with each size as `foreign` says."""
+    if not isinstance(value, TensorMeta):
+        return foreign(value)
+    shape, stride = (tuple(map(foreign, sizes)) for sizes in (value.shape, value.stride))
+    return value._replace(shape=shape, stride=stride, offset=foreign(value.offset))
 
 
 def example(meta: object) -> Any:

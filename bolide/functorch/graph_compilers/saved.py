@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from bolide.symbolic import contiguous_strides, hint_of
-from bolide.tracing.described import Described
 
 CODE = "module.py"
 
@@ -95,7 +94,7 @@ def has_data(value: object) -> bool:
     """Whether an example of an input is a value, and not only says what the input is like."""
     if isinstance(value, (list, tuple)):
         return all(map(has_data, value))
-    return not isinstance(value, (FakeTensor, Described, torch.SymInt, torch.SymFloat, torch.SymBool))
+    return not isinstance(value, (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def with_data(value: object) -> object:

@@ -13,6 +13,8 @@ import torch
 import torch._functorch.partitioners as theirs
 import torch.nn.functional as F
 from torch import nn
+from torch._guards import detect_fake_mode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 import bolide
 from bolide.functorch.aot_autograd import (
@@ -440,6 +442,27 @@ def test_symbolic_sizes(partition: str) -> None:
 
 
 # ---- graphs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_torchs_tools_compute_with_the_values_of_nodes(dynamic: bool) -> None:
+    """They are PyTorch's tensors without data, all of one mode: what a tool computes of them is what graphs say."""
+    graphs: list[Any] = []
+    keep = lambda graph, examples: (graphs.append(graph), graph)[1]  # noqa: E731
+    norm = torch.nn.LayerNorm(6)
+    call = aot_function(lambda x: norm(x).t().log_softmax(0)[1:], keep, keep, dynamic=dynamic)
+    call(leaf(5, 6)).sum().backward()
+    assert len(graphs) == 2
+    for graph in graphs:
+        known = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+        mode = detect_fake_mode(known)
+        assert mode is not None and (mode.shape_env is not None) == dynamic
+        before = {node: node.meta["val"] for node in graph.graph.nodes if node.op != "output"}
+        FakeTensorProp(graph, mode).propagate_dont_convert_inputs(*known)
+        for node, value in before.items():
+            if isinstance(value, torch.Tensor):
+                found, said = ((str(each.shape), each.dtype, each.device) for each in (node.meta["val"], value))
+                assert found == said, node
 
 
 def test_graphs_are_pytorchs() -> None:
