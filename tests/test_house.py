@@ -33,7 +33,7 @@ SAID_ELSEWHERE = {
     # parameters of ATen operations and of PyTorch's functions
     *("HxW", "implicit", "input_size*", "input_dtype", "non_blocking", "num_weights", "self_is_result", "sparse_grad"),
     *("hint_override", "specialize_on", "can_constant_fold_through", "is_embedded_type", "skip_guard_eval_unsafe"),
-    *("joint_inputs", "enable_log", "disable_functionalization", "compiler"),
+    *("joint_inputs", "static_lifetime_*", "enable_log", "disable_functionalization", "compiler"),
     *("disable_constraint_solver", "prefer_deferred_runtime_asserts_over_guards", "specialize_float"),
     *("allow_cache_entry_mutation", "derived_guard_types", "in_order", "descending", "b0"),
     # what torch's engine calls of a capture of a backward pass, and gives it

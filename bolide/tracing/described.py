@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -18,11 +18,9 @@ from bolide.symbolic import hint_of
 from bolide.tracing.graph import mapped
 from bolide.tracing.meta import TensorMeta, found_in
 
-if TYPE_CHECKING:
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-_modes: weakref.WeakKeyDictionary[ShapeEnv, FakeTensorMode] = weakref.WeakKeyDictionary()
-"""One for all graphs with the same symbols: torch's tools refuse values of several modes."""
+_modes: weakref.WeakValueDictionary[int, FakeTensorMode] = weakref.WeakValueDictionary()
+"""By the id of their symbols' ShapeEnv, which they keep; one for all graphs with the same symbols: torch's tools refuse
+values of several modes."""
 
 
 def described(meta: TensorMeta, mode: FakeTensorMode) -> FakeTensor:
@@ -30,7 +28,7 @@ def described(meta: TensorMeta, mode: FakeTensorMode) -> FakeTensor:
     with torch.inference_mode(False), torch.no_grad():
         reach = 1 + meta.offset
         for size, stride in zip(meta.shape, meta.stride):
-            reach = reach + (size - 1) * stride
+            reach = reach + size * stride  # not (size - 1) * stride, which is negative for no elements
         like: dict[str, Any] = {"dtype": meta.dtype, "device": "meta"}
         if type(meta.offset) is int and meta.offset == 0:
             memory = torch.empty_strided(meta.shape, meta.stride, **like)
@@ -45,9 +43,7 @@ def _mode_of(values: list[object]) -> FakeTensorMode:
     if symbol is None:
         return FakeTensorMode(allow_non_fake_inputs=True)
     shapes = symbol.node.shape_env
-    if shapes not in _modes:
-        _modes[shapes] = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
-    return _modes[shapes]
+    return _modes.setdefault(id(shapes), FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes))
 
 
 def describe(graph: fx.Graph, replace: bool = False) -> None:
