@@ -20,11 +20,9 @@ from bolide.backends import compile_graph, interpreted
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.replay import Entry, Runner
 from bolide.dynamo.entry.versions import Versions
-from bolide.dynamo.guards import texts
+from bolide.dynamo.guards import asked, texts
 from bolide.dynamo.guards.sizes import marks_of
-from bolide.dynamo.native.check import readable
 from bolide.dynamo.program.captured import Captured, Guard, Replay
-from bolide.dynamo.program.sources import Signature
 from bolide.dynamo.state import state
 from bolide.functorch.aot import Request, backward_of
 from bolide.functorch.runtime.program import Compiled, Derivative
@@ -201,11 +199,11 @@ class Keeper:
         kwargs: dict[str, object],
     ) -> Entry:
         """The entry, if every guard holds for this call. Raises Changed."""
-        values = _values(versions.signature, args, kwargs)
+        values = versions.signature.bound(args, kwargs)
         first = next(place for place, guard in enumerate(saved.guards) if guard.kind == "global_state") + 1
         _check(versions, saved.guards[:first], values, args, kwargs)  # of the arguments: most others differ there
         entry = versions.entry_of(saved.replay, saved.guards, self._runner(versions.name, digest, saved))
-        found = entry.check.readable(*values)
+        found = entry.check.asked(*values)
         if found is None:
             raise Changed(_failing(versions, entry.guards, args, kwargs))
         kept = {*map(id, entry.guards)}
@@ -279,15 +277,6 @@ def _derivative(payload: bytes, saved: records.Saved) -> Derivative:
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _values(signature: Signature, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...]:
-    """The values of an entry's names in a call."""
-    scope: dict[str, Value] = {}
-    names = "".join(f"{name}, " for name in signature.names)
-    exec(f"def values({signature.declare}): return ({names})", scope)
-    found: tuple[object, ...] = scope["values"](*args, **kwargs)
-    return found
-
-
 def _check(
     versions: Versions,
     guards: Sequence[Guard],
@@ -296,12 +285,12 @@ def _check(
     kwargs: dict[str, object],
 ) -> None:
     """Raises Changed where a guard does not hold."""
-    if readable(versions.signature.names, guards, (), versions.name)[1](*values) is None:
+    if asked.check(versions.signature.names, guards, ())(*values) is None:
         raise Changed(_failing(versions, guards, args, kwargs))
 
 
 def _failing(versions: Versions, guards: Sequence[Guard], args: tuple[object, ...], kwargs: dict[str, object]) -> str:
-    failure = texts.first_failure(guards, versions.signature, args, kwargs) if events.subscribers else None
+    failure = asked.first_failure(guards, versions.signature, args, kwargs) if events.subscribers else None
     if failure is None:
         return "a guard does not hold"
     return f"expected {texts.text(failure.guard)}, found {failure.actual}"

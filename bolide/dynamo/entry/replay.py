@@ -44,10 +44,15 @@ class Entry:
     number: int
     breaks: bool
     guards: tuple[Guard, ...]
-    source: str  # of its check, and then of the function
+    text: str  # of the function
     function: Callable[..., object]
     check: Check
     rest: str  # text of the function that goes on after the check, with what that found and the values of the names
+
+    @property
+    def source(self) -> str:
+        """The text of its check, and then of the function."""
+        return f"{self.check.source}\n{self.text}"
 
     @functools.cached_property
     def passed(self) -> Callable[..., object]:
@@ -119,7 +124,7 @@ def make_entry(
     check = Check(signature.names, signature.containers, guards, builder.wanted, replay.name, install)
     exec(compile(source, f"<bolide {replay.name}>", "exec", dont_inherit=True), scope)
     breaks = replay.shape is not None
-    return Entry(number, breaks, tuple(guards), f"{check.source}\n{source}", scope.pop("entry"), check, rest)
+    return Entry(number, breaks, tuple(guards), source, scope.pop("entry"), check, rest)
 
 
 class _Builder:

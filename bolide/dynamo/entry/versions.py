@@ -25,6 +25,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.entry.limits import counted, made_under
 from bolide.dynamo.entry.metrics import CompilationMetrics, compilation_metrics
 from bolide.dynamo.entry.replay import Entry, Runner, make_entry, replay_of
+from bolide.dynamo.guards import asked
 from bolide.dynamo.guards import texts as guards
 from bolide.dynamo.guards.advice import remedy
 from bolide.dynamo.guards.filters import GuardFail, GuardFailed, GuardFilter, select
@@ -306,7 +307,7 @@ class Versions(ABC):
         """The entry made for a call does not fit it: another thread has changed something meanwhile, so that the next
         call tries again. When the very same guard fails with the same value twice, it is a fault of bolide.
         """
-        failure = guards.first_failure(self.entries[-1].guards, self.signature, args, kwargs) if self.entries else None
+        failure = asked.first_failure(self.entries[-1].guards, self.signature, args, kwargs) if self.entries else None
         if failure is None:
             return
         what = f"{guards.text(failure[0])} does not hold for the call that was captured, found {failure[1]}"
@@ -363,13 +364,13 @@ class Versions(ABC):
     def _fitting(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Entry | None:
         """The entry that fits, made by another thread meanwhile. If there is none, tell which guards failed."""
         for index, entry in enumerate(self.entries):
-            failure = guards.first_failure(entry.guards, self.signature, args, kwargs)
+            failure = asked.first_failure(entry.guards, self.signature, args, kwargs)
             if failure is None:
                 return entry
             self._guard_failed(index, failure)
         return None
 
-    def _guard_failed(self, index: int, failure: guards.Failure) -> None:
+    def _guard_failed(self, index: int, failure: asked.Failure) -> None:
         guard, actual, tensor = failure
         wanted = guards.text(guard)
         _log.debug(

@@ -1,8 +1,8 @@
 """Guards: from data to readable text, and to the Python expressions that check them.
 
 Every guard becomes one or more expressions that are true when it holds; an expression that raises counts as false. The
-compiled check of an entry is their conjunction (`conditions`), with each source read once; `first_failure` evaluates
-the same expressions one by one, to say which guard failed and why.
+compiled check of an entry is their conjunction (`conditions`), with each source read once; `asked.py` asks guards one
+by one, for the first calls of an entry, and to say which failed and why.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
@@ -21,7 +21,6 @@ from bolide.dynamo.config import config
 from bolide.dynamo.program import sources
 from bolide.dynamo.program.captured import ClassAttribute, GlobalState, Guard, Relation, Source, TensorGuard
 from bolide.dynamo.program.kinds import MISSING, is_constant, ordered_keys, same_constant, steering
-from bolide.dynamo.program.sources import Signature
 from bolide.dynamo.state import state
 from bolide.support.caches import by_class
 from bolide.support.errors import Unsupported, UserFrame
@@ -59,9 +58,9 @@ def is_plain_subclass(cls: type) -> bool:
 
 def tensor_guard(tensor: torch.Tensor, where: UserFrame | None = None) -> TensorGuard:
     """What has to stay true of `tensor`. Raises Unsupported (kind ``input``) for a tensor that cannot be compiled."""
-    refusal = _refusal(tensor) or _without_history(tensor)
-    if refusal is not None:
-        raise Unsupported(refusal[0], where, refusal[1], kind="lazy" if is_lazy(tensor) else "input")
+    refused = refusal(tensor)
+    if refused is not None:
+        raise Unsupported(refused[0], where, refused[1], kind="lazy" if is_lazy(tensor) else "input")
     shape, stride = tuple(tensor.shape), tuple(tensor.stride())
     return TensorGuard(type(tensor), tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf, shape, stride)
 
@@ -80,6 +79,11 @@ def tensor_fits(tensor: torch.Tensor, expected: TensorGuard) -> bool:
         return False
     sizes = zip((*tensor.shape, *tensor.stride()), (*expected.shape, *expected.stride))
     return all(size == fixed for size, fixed in sizes if isinstance(fixed, int))
+
+
+def refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """Why a tensor cannot be an input now, and what to do; None if it can."""
+    return _refusal(tensor) or _without_history(tensor)
 
 
 def _refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
@@ -175,11 +179,11 @@ def text(guard: Guard) -> str:
     expected = guard.expected
     match guard.kind:
         case "type":
-            return f"type({name}) is {_show(expected)}"
+            return f"type({name}) is {brief(expected)}"
         case "is":
-            return f"{name} is {_show(expected)}"
+            return f"{name} is {brief(expected)}"
         case "equals":
-            return f"{name} == {_show(expected)}"
+            return f"{name} == {brief(expected)}"
         case "tensor":
             symbols = {symbol: sources.text(read) for symbol, read in expected.symbols}
             shape, stride = _ints(expected.shape, symbols), _ints(expected.stride, symbols)
@@ -189,7 +193,7 @@ def text(guard: Guard) -> str:
         case "length":
             return f"len({name}) == {expected}"
         case "dict_keys":
-            return f"list({name}) == {_show(expected)}"
+            return f"list({name}) == {brief(expected)}"
         case "has_key":
             return f"({sources.shown(expected[0])} in {name}) is {expected[1]}"
         case "has_attr":
@@ -198,7 +202,7 @@ def text(guard: Guard) -> str:
             held = name if expected.after is None else f"super({expected.after.__qualname__}, {name})"
             if expected.value is MISSING:
                 return f"{held} has no attribute {expected.name!r}"
-            return f"{held}.{expected.name} is {_show(expected.value)}"
+            return f"{held}.{expected.name} is {brief(expected.value)}"
         case "same":
             return f"{name} is {sources.text(expected)}"
         case "distinct":
@@ -217,7 +221,8 @@ def text(guard: Guard) -> str:
             raise AssertionError(guard.kind)
 
 
-def _show(value: object, limit: int = 80) -> str:
+def brief(value: object, limit: int = 80) -> str:
+    """A value in a text of one line."""
     if isinstance(value, type):
         return value.__qualname__
     shown = sources.shown(value)
@@ -501,67 +506,3 @@ def _identity(guard: Guard) -> Any:
 def classes_of(guards: Iterable[Guard]) -> dict[Source, type]:
     """The classes that sources are guarded to have exactly."""
     return {g.source: g.expected for g in guards if g.kind == "type" and g.source is not None}
-
-
-class Failure(NamedTuple):
-    """A guard that does not hold for a call: the value it found instead, as text, and what is true of that if it is a
-    tensor.
-    """
-
-    guard: Guard
-    actual: str
-    tensor: TensorGuard | None
-
-
-def first_failure(
-    guards: Sequence[Guard], signature: Signature, args: Sequence[object], kwargs: Mapping[str, object]
-) -> Failure | None:
-    """The first guard that does not hold for a call."""
-    namespace = sources.Namespace(signature.names)
-    needed = [source for guard in guards for source in read_sources(guard)]
-    reader = sources.Reader(namespace, sources.count_uses(needed), classes_of(guards))
-    lines = [f"def locate({signature.declare}):"]
-    for index, guard in enumerate(guards):
-        lines.append(f"    if not ({' and '.join(conditions(guard, reader))}): return {index}")
-    exec("\n".join(lines), namespace.values)
-    try:
-        index = namespace.values["locate"](*args, **kwargs)
-    except Exception as error:
-        assert error.__traceback__ is not None and error.__traceback__.tb_next is not None
-        index = error.__traceback__.tb_next.tb_lineno - 2
-    if index is None:
-        return None
-    guard = guards[index]
-    actual = _actual(guard, signature, args, kwargs)
-    if isinstance(actual, TensorGuard):
-        return Failure(guard, text(Guard(guard.source, "tensor", actual)), actual)
-    return Failure(guard, actual, None)
-
-
-def _actual(
-    guard: Guard, signature: Signature, args: Sequence[object], kwargs: Mapping[str, object]
-) -> str | TensorGuard:
-    if guard.kind == "global_state":
-        return busy() or str(global_state())
-    if guard.kind == "relation":
-        return f"not {text(guard)}"
-    if guard.source is None:
-        return "one object in two places" if guard.kind == "distinct" else "a shared storage"
-    namespace = sources.Namespace(signature.names)
-    reader = sources.Reader(namespace, sources.count_uses([guard.source]), {})
-    try:
-        exec(f"def read({signature.declare}): return {reader.read(guard.source)}", namespace.values)
-        value = namespace.values["read"](*args, **kwargs)
-        if guard.kind == "length":
-            return str(len(value))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    if guard.kind == "type":
-        return _show(type(value))
-    if guard.kind == "class_attr":
-        attribute = steering(value, guard.expected.name, guard.expected.after)
-        return "none" if attribute is MISSING else _show(attribute)
-    if guard.kind == "tensor" and isinstance(value, torch.Tensor):
-        refusal = _refusal(value) or _without_history(value)
-        return refusal[0] if refusal else tensor_guard(value)
-    return _show(value)

@@ -8,6 +8,7 @@ readable one, answers at once while memory is as it was, and otherwise asks the 
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -22,6 +23,7 @@ from bolide.dynamo.program.captured import Guard, Source
 from bolide.dynamo.program.sources import Namespace, Reader, count_uses
 from bolide.support.errors import BolideWarning, CompileError, describe
 
+FIRST_CALLS = 4  # before so many the check is not generated, which takes longer than asking its guards
 FIRST_RECORDING = 2  # the passing call after which a recording is made
 SETTLED = 32  # after so many passes a change is an event; before, it is a habit
 MOST_PROGRAMS = 64  # for so many different objects under one name
@@ -81,7 +83,7 @@ class Check:
     ) -> None:
         self.names, self.containers, self.guards, self.wanted, self.title = names, containers, guards, wanted, title
         self.installed = installed
-        self.source, self.readable = readable(names, guards, wanted, title)
+        self.first_calls = 0
         self.habits = Habits()
         self.records: list[pins.Record] = []
         self.passes = 0
@@ -94,9 +96,31 @@ class Check:
         self.form = form
         self.installed(form)
 
+    @functools.cached_property
+    def _readable(self) -> tuple[str, native.Form]:
+        return readable(self.names, self.guards, self.wanted, self.title)
+
+    @functools.cached_property
+    def readable(self) -> native.Form:
+        """The readable form, made when it is first needed: a recording may come before."""
+        return self._readable[1]
+
+    @property
+    def source(self) -> str:
+        """Its text."""
+        return self._readable[0]
+
+    @functools.cached_property
+    def asked(self) -> native.Form:
+        """A form that asks guard by guard: slower, but there at once."""
+        from bolide.dynamo.guards.asked import check
+
+        return check(self.names, self.guards, self.wanted)
+
     def slow(self, *values: object) -> list[object] | None:
-        """The readable check, and after it has passed a recording."""
-        answer = self.readable(*values)
+        """The readable check, in the first calls guard by guard, and after it has passed a recording."""
+        self.first_calls += self.first_calls < FIRST_CALLS
+        answer = (self.asked if self.first_calls < FIRST_CALLS else self.readable)(*values)
         if answer is not None:
             self.passes += 1
             if self.passes >= FIRST_RECORDING:

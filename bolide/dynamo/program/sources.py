@@ -9,7 +9,7 @@ import math
 import re
 import types
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +150,10 @@ class Reader:
         """The value of a source that `read` has just read and that is used twice or more."""
         return self._bound.get(source) or self.read(source)
 
+    def bind(self, source: Source) -> str:
+        """A name for the value of a source: the caller sees to it that it has the value."""
+        return self._bound.setdefault(source, self.namespace.fresh("v"))
+
     def _path(self, source: Source) -> str:
         constant, reference = self.namespace.constant, self.namespace.reference
         if source.kind == "global":
@@ -217,6 +221,13 @@ class Signature:
             name, keyword, _ = part.partition("=")
             passed.append(f"{name}{keyword}{values[name]}" if keyword and name in values else values.get(name, part))
         return ", ".join(passed)
+
+    def bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
+        """The values of the names in a call that passes every parameter."""
+        scope: dict[str, Any] = {}
+        exec(f"def values({self.declare}): return ({''.join(f'{name}, ' for name in self.names)})", scope)
+        found: tuple[object, ...] = scope["values"](*args, **kwargs)
+        return found
 
     @staticmethod
     def of(code: types.CodeType) -> Signature:

@@ -13,6 +13,7 @@ import torch
 
 from bolide.dynamo.entry.replay import make_entry
 from bolide.dynamo.guards import texts as guards
+from bolide.dynamo.guards.asked import first_failure
 from bolide.dynamo.program.captured import GraphFacts, Guard, Recipe, Replay, Source
 from bolide.dynamo.program.sources import Signature
 
@@ -110,6 +111,8 @@ def test_verdicts_agree(seed: int) -> None:
     for a, b in [(x, y), *((rng.choice([x, other]), rng.choice([y, other])) for other in others)]:
         expected = alike(x, a) and alike(y, b)
         assert (entry.function(a, b) == "hit") is expected, (x, y, a, b, entry.source)
-        failure = guards.first_failure(checks, SIGNATURE, (a, b), {})
+        readable = entry.check.readable(a, b)
+        assert (readable is not None) is expected, (x, y, a, b, entry.source)
+        failure = first_failure(checks, SIGNATURE, (a, b), {})
         assert (failure is None) is expected, (failure, a, b)
         assert all(guards.text(guard) for guard in checks)

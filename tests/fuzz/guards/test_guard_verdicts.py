@@ -306,6 +306,9 @@ def compare(
 ) -> bool:
     """Compare the verdicts and what they found; whether the call fits."""
     fast, slow = native_verdict(entry.check, values), entry.check.readable(*values)
+    one_by_one = entry.check.asked(*values)
+    assert (one_by_one is None) == (slow is None), done
+    assert slow is None or all(map(same, one_by_one, slow)), done
     verdicts[fast is not None, slow is not None] += 1
     if fast is not None:
         assert slow is not None, done

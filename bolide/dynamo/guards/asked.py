@@ -1,0 +1,219 @@
+"""Guards that are asked one by one, without generated code: for the first calls of an entry, as generating its check
+takes longer than many of these, and to say which guard failed and why. The verdict is that of `texts.conditions`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from bolide.dynamo.guards import texts
+from bolide.dynamo.program.captured import Guard, Source, TensorGuard
+from bolide.dynamo.program.kinds import (
+    MISSING,
+    MODULE_DICTS,
+    has_plain_namespace,
+    is_constant,
+    ordered_keys,
+    own_namespace,
+    same_constant,
+    steering,
+)
+from bolide.dynamo.program.sources import ABSENT, Namespace, Reader, Signature
+
+
+class Failure(NamedTuple):
+    """A guard that does not hold for a call: the value it found instead, as text, and what is true of that if it is a
+    tensor.
+    """
+
+    guard: Guard
+    actual: str
+    tensor: TensorGuard | None
+
+
+class Call:
+    """The values of a check's names in one call, and what is read of them, each source once. `classes`: those that
+    sources are guarded to have."""
+
+    def __init__(self, names: Sequence[str], values: Sequence[object], classes: Mapping[Source, type]) -> None:
+        self.values = dict(zip(names, values))
+        self.classes = classes
+        self._read: dict[Source, Any] = {}
+
+    def read(self, source: Source) -> Any:
+        """The value at a source. Raises what reading it raises."""
+        if source.kind == "object":
+            return source.obj
+        found = self._read.get(source, MISSING)
+        if found is MISSING:
+            found = self._read[source] = self._path(source)
+        return found
+
+    def _path(self, source: Source) -> Any:
+        kind, key = source.kind, source.key
+        if kind == "local":
+            return self.values[key]
+        if kind == "global":
+            return source.obj[key[1]]
+        if kind == "closure":
+            return source.obj.cell_contents
+        assert source.base is not None
+        base = self.read(source.base)
+        match kind:
+            case "attr":
+                return getattr(base, key)
+            case "type":
+                return type(base)
+            case "namespace":
+                return self._namespace(source.base, base)
+            case "member":
+                return self._namespace(source.base, base)[key]
+            case "apply":
+                return source.obj(base, *key)
+            case "dict_value" if self.classes.get(source.base) is not dict and source.base.key not in MODULE_DICTS:
+                return dict.get(base, key, ABSENT)
+            case _:
+                return base[key]
+
+    def _namespace(self, owner: Source, base: Any) -> Any:
+        cls = type(owner.obj) if owner.kind == "object" else self.classes.get(owner)
+        plain = cls is not None and has_plain_namespace(cls)
+        return object.__getattribute__(base, "__dict__") if plain else own_namespace(base)
+
+    def holds(self, guard: Guard) -> bool:
+        """Whether a guard holds; False where asking raises."""
+        test = _TESTS.get(guard.kind, _by_text)
+        try:
+            return bool(test(self, guard.source, guard.expected, guard))
+        except Exception:
+            return False
+
+
+def first_failing(guards: Iterable[Guard], call: Call) -> Guard | None:
+    """The first guard that does not hold for a call."""
+    for guard in guards:
+        if not call.holds(guard):
+            return guard
+    return None
+
+
+def check(names: Sequence[str], guards: Sequence[Guard], wanted: Sequence[Source]) -> Callable[..., list[Any] | None]:
+    """The check of these guards: see `native.check`."""
+    classes = texts.classes_of(guards)
+
+    def asked(*values: object) -> list[Any] | None:
+        call = Call(names, values, classes)
+        return None if first_failing(guards, call) is not None else [*map(call.read, wanted)]
+
+    return asked
+
+
+def _by_text(call: Call, source: Any, expected: Any, guard: Guard) -> bool:
+    """By the expressions of `texts`: of guards of which an entry has few, and those of symbolic sizes."""
+    namespace = Namespace(call.values)
+    reader = Reader(namespace, Counter(), call.classes)
+    for read in texts.read_sources(guard):
+        namespace.values[reader.bind(read)] = call.read(read)
+    conditions = texts.conditions(guard, reader)
+    return bool(eval(" and ".join(conditions), {**namespace.values, **call.values}))
+
+
+def _tensor(call: Call, source: Any, expected: Any, guard: Guard) -> bool:
+    value = call.read(source)
+    if type(value) is not expected.cls:
+        return False
+    if expected.symbols:
+        return _by_text(call, source, expected, guard)
+    if value.shape != expected.shape or value.dtype is not expected.dtype:
+        return False
+    if value.requires_grad is not expected.requires_grad or value.stride() != expected.stride:
+        return False
+    if value.is_cpu is not True if expected.device.type == "cpu" else value.device != expected.device:
+        return False
+    if expected.cls is not torch.nn.Parameter:
+        if value.is_neg() or (expected.requires_grad and value.is_leaf is not expected.leaf):
+            return False
+    return not (expected.dtype.is_complex and value.is_conj())
+
+
+def _equals(call: Call, source: Any, expected: Any, guard: Guard) -> bool:
+    value, kind = call.read(source), type(expected)
+    if expected is None or expected is True or expected is False or expected is ...:
+        return value is expected
+    if kind in (int, str, bytes) or (kind is float and expected == expected):
+        same = type(value) is kind and value == expected
+        return same and (kind is not float or math.copysign(1.0, value) == math.copysign(1.0, expected))
+    if kind in (torch.dtype, torch.layout, torch.memory_format):
+        return value is expected
+    return (value is expected and is_constant(expected)) or same_constant(value, expected)
+
+
+def _keys(call: Call, source: Any, expected: Any, guard: Guard) -> bool:
+    keys, wanted = ordered_keys(call.read(source)), [*expected]
+    return keys == wanted if all(type(key) is str for key in wanted) else same_constant(keys, wanted)
+
+
+def _attribute(call: Call, source: Any, expected: Any, guard: Guard) -> bool:
+    return steering(call.read(source), expected.name, expected.after) is expected.value
+
+
+_TESTS: dict[str, Callable[[Call, Any, Any, Guard], object]] = {
+    "type": lambda call, source, expected, guard: type(call.read(source)) is expected,
+    "is": lambda call, source, expected, guard: call.read(source) is expected,
+    "same": lambda call, source, expected, guard: call.read(source) is call.read(expected),
+    "length": lambda call, source, expected, guard: len(call.read(source)) == expected,
+    "has_key": lambda call, source, expected, guard: dict.__contains__(call.read(source), expected[0]) is expected[1],
+    "has_attr": lambda call, source, expected, guard: hasattr(call.read(source), expected[0]) is expected[1],
+    "distinct": lambda call, source, expected, guard: texts.distinct([*map(call.read, expected)]),
+    "not_aliased": lambda call, source, expected, guard: texts.disjoint([*map(call.read, expected)]),
+    "dict_keys": _keys,
+    "class_attr": _attribute,
+    "equals": _equals,
+    "tensor": _tensor,
+}
+"""By kind of guard."""
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+
+def first_failure(
+    guards: Sequence[Guard], signature: Signature, args: Sequence[object], kwargs: Mapping[str, object]
+) -> Failure | None:
+    """The first guard that does not hold for a call."""
+    call = Call(signature.names, signature.bound(args, kwargs), texts.classes_of(guards))
+    guard = first_failing(guards, call)
+    if guard is None:
+        return None
+    actual = _actual(guard, call)
+    if isinstance(actual, TensorGuard):
+        return Failure(guard, texts.text(Guard(guard.source, "tensor", actual)), actual)
+    return Failure(guard, actual, None)
+
+
+def _actual(guard: Guard, call: Call) -> str | TensorGuard:
+    if guard.kind == "global_state":
+        return texts.busy() or str(texts.global_state())
+    if guard.kind == "relation":
+        return f"not {texts.text(guard)}"
+    if guard.source is None:
+        return "one object in two places" if guard.kind == "distinct" else "a shared storage"
+    try:
+        value = call.read(guard.source)
+        if guard.kind == "length":
+            return str(len(value))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    if guard.kind == "type":
+        return texts.brief(type(value))
+    if guard.kind == "class_attr":
+        attribute = steering(value, guard.expected.name, guard.expected.after)
+        return "none" if attribute is MISSING else texts.brief(attribute)
+    if guard.kind == "tensor" and isinstance(value, torch.Tensor):
+        refused = texts.refusal(value)
+        return refused[0] if refused else texts.tensor_guard(value)
+    return texts.brief(value)
