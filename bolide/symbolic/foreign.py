@@ -50,15 +50,19 @@ class Symbols:
 
     def _atom(self, atom: Atom) -> sympy.Expr:
         if atom.kind == "var":
-            return self._symbol(atom.key)
+            return self._symbol(atom)
         return _OPERATIONS[atom.kind](*map(self._expression, atom.args))
 
-    def _symbol(self, name: str) -> sympy.Symbol:
+    def _symbol(self, atom: Atom) -> sympy.Symbol:
+        name, (least, _) = atom.key, atom.as_expr().bounds()
         if name not in self.known:
             if name in self.data:
                 self.known[name] = self.shapes.create_unbacked_symint().node.expr
             else:
-                self.known[name] = self.shapes.create_symbol(self.hints[name], _Named.of(name), DimDynamic.DYNAMIC)
+                positive = True if least is not None and least > 0 else None
+                self.known[name] = self.shapes.create_symbol(
+                    self.hints[name], _Named.of(name), DimDynamic.DYNAMIC, positive=positive
+                )
         return self.known[name]
 
 

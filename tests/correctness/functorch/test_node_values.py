@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+import bolide
 from bolide.functorch.aot_autograd import aot_function
 
 
@@ -43,3 +44,18 @@ def test_modes_die_with_the_graphs() -> None:
     del call
     gc.collect()
     assert modes[0]() is None
+
+
+def test_integers_below_zero_are_symbols() -> None:
+    """What is no size may have any sign."""
+    values: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, examples: object) -> Any:
+        values.extend(node.meta.get("example_value") for node in graph.graph.nodes)
+        return graph.forward
+
+    x, program = torch.randn(4), lambda x, k: x * k + k
+    compiled = bolide.compile(program, backend=backend, dynamic=True)
+    for k in (-3, 5, -8):
+        assert torch.equal(compiled(x, k), program(x, k))
+    assert any(isinstance(value, torch.SymInt) for value in values)
