@@ -4,12 +4,14 @@ every plan."""
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import random
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import crash_tools
 import numpy
@@ -18,6 +20,7 @@ import torch
 
 from bolide.dynamo.config import config as options
 from bolide.inductor.runtime import driver
+from bolide.support import leaks
 from tests.plan_tools import checking
 
 SEED = "BOLIDE_TEST_SEED"
@@ -29,6 +32,7 @@ those of the cache alone do, so that none depends on what another one has compil
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(crash_tools)
     driver.build = checking(driver.build)
+    leaks.way_to = _thawed(leaks.way_to)
     os.environ.setdefault(SEED, str(random.SystemRandom().randrange(2**31)))
     folder = tempfile.mkdtemp(prefix="bolide_tests_")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -41,6 +45,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> str:
     return f"seed of this run: {os.environ[SEED]} (set {SEED} to repeat it)"
+
+
+def _thawed(search: Callable[..., Any]) -> Callable[..., Any]:
+    """The search of what holds a leak, which may be held by something `frozen`."""
+
+    def searched(*args: Any) -> Any:
+        gc.unfreeze()
+        return search(*args)
+
+    return searched
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> None:
+    """The collector leaves out what is there before the tests of a file, such as torch's samples: a million objects,
+    with which a collection takes a second."""
+    gc.collect(1)
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
