@@ -7,6 +7,7 @@ from bolide.symbolic.nodes import ShapeEnv, SymNode
 from bolide.symbolic.sizes import (
     Size,
     contiguous_strides,
+    gaps,
     hint_of,
     is_data,
     is_one,
@@ -31,6 +32,7 @@ __all__ = [
     "SymNode",
     "as_expr",
     "contiguous_strides",
+    "gaps",
     "hint_of",
     "is_at_least_0",
     "is_data",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any, TypeGuard
 
@@ -125,21 +125,42 @@ def without_zeros(shape: Iterable[int | Expr], strides: Iterable[int | Expr]) ->
     return tuple(reversed(torchs)) if given == tuple(reversed(dense)) else given
 
 
-def symbolic_strides(sizes: Sequence[Any], real: Sequence[int], hints: Sequence[int]) -> tuple[Any, ...]:
+def gaps(shape: Sequence[int], stride: Sequence[int]) -> dict[int, int | None]:
+    """The dimensions whose strides are larger than what is inside of them, as of a slice of a larger tensor, each with
+    the dimension next to it inside (None: there is none)."""
+    order = _from_inside(shape, stride)
+    pairs = zip((None, *order), order, strict=False)
+    return {
+        outer: inner
+        for inner, outer in pairs
+        if stride[outer] > (1 if inner is None else max(stride[inner] * (shape[inner] or 1), 1))
+    }
+
+
+def symbolic_strides(
+    sizes: Sequence[Any], real: Sequence[int], hints: Sequence[int], given: Mapping[int, Any] | None = None
+) -> tuple[Any, ...]:
     """The strides of an input with symbolic sizes: products of sizes where the real strides are such products.
 
-    `hints` are the real sizes. A stride that is not explained by the sizes inside of it stays a number (to be guarded).
-    For the others' strides, a size of 0 counts as 1.
+    `hints` are the real sizes. A stride that is not explained by the sizes inside of it is that of `given`, by
+    dimension, or stays a number (to be guarded). For the others' strides, a size of 0 counts as 1.
     """
-    strides: list[Any] = list(real)
+    given = given or {}
+    strides: list[Any] = [given.get(dim, step) for dim, step in enumerate(real)]
     sizes = [size or 1 if size.__class__ is int else size for size in sizes]
     hints = [n or 1 for n in hints]
-    order = sorted((dim for dim, size in enumerate(hints) if size != 1), key=lambda dim: (real[dim], hints[dim]))
+    order = _from_inside(hints, real)
     for inner, outer in itertools.pairwise(order):
-        if real[outer] == real[inner] * hints[inner]:
+        if outer not in given and real[outer] == real[inner] * hints[inner]:
             strides[outer] = times(strides[inner], sizes[inner])
     for outer, size in enumerate(hints):
         inside = [dim for dim in order if real[outer] == real[dim] * hints[dim]] if size == 1 else []
-        if inside:
+        if inside and outer not in given:
             strides[outer] = times(strides[inside[-1]], sizes[inside[-1]])
     return tuple(strides)
+
+
+def _from_inside(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
+    """The dimensions as they lie in memory, but for those of size 1, whose strides do not matter."""
+    dims = (dim for dim, size in enumerate(shape) if size != 1)
+    return sorted(dims, key=lambda dim: (stride[dim], shape[dim]))

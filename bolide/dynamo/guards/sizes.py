@@ -15,12 +15,12 @@ import torch
 
 from bolide.dynamo.bytecode.instructions import Code
 from bolide.dynamo.config import config
-from bolide.dynamo.guards.texts import size_source
+from bolide.dynamo.guards.texts import size_source, stride_source
 from bolide.dynamo.program import sources
 from bolide.dynamo.program.captured import Captured, Guard, Relation, Source, Symbol
 from bolide.support import events, log
 from bolide.support.errors import ConstraintError, Unsupported, UserFrame
-from bolide.symbolic import Expr
+from bolide.symbolic import Expr, gaps, symbolic_strides, times
 from bolide.tracing import Trace, TracedTensor
 
 _log = log.logger("dynamo")
@@ -313,22 +313,36 @@ class Symbols:
                 self.fixed_because.append((place, value, _SPECIAL if value < 2 else outside))
         return symbolic
 
-    def strides_of(self, source: Source, tensor: torch.Tensor, name: str) -> dict[int, Any]:
-        """The strides of an input that are symbolic: those of dimensions of size 1 that change, as of the rows of what
-        `nonzero` answers. That the tensor is contiguous does not depend on them."""
-        if self.history.dynamic is False or 1 not in tensor.shape or not tensor.is_contiguous():
+    def strides_of(self, source: Source, tensor: torch.Tensor, name: str, sizes: Mapping[int, Any]) -> dict[int, Any]:
+        """The strides of an input that are symbolic, of those that change: those of dimensions of size 1, as of the
+        rows of what `nonzero` answers (no layout depends on them), and those that leave a gap, as of a part of a larger
+        tensor. That there is a gap is guarded, so that the layout is the same for all values of the symbols."""
+        if self.history.dynamic is False or not tensor.numel():
             return {}
-        strides = tensor.stride()
-        self.met[Source("apply", source, (), _STRIDE)] = (*strides, *tensor.shape)
-        past = self.history.past(Source("apply", source, (), _STRIDE), 2 * len(strides))
-        symbolic = {}
-        for dim, stride in enumerate(strides):
-            old = [known and known[dim] for known in past if known is None or known[len(strides) + dim] == 1]
+        shape, stride = tuple(tensor.shape), tensor.stride()
+        inside = gaps(shape, stride)
+        if 1 not in shape and not inside:
+            return {}
+        met = Source("apply", source, (), _STRIDE)
+        self.met[met] = tuple(step if dim in inside or shape[dim] == 1 else None for dim, step in enumerate(stride))
+        past = self.history.past(met, len(stride))
+        symbolic: dict[int, Any] = {}
+        for dim, step in enumerate(stride):
+            old = [None if known is None else known[dim] for known in past]
             place = source, ~dim
-            changes = tensor.shape[dim] == 1 and self._changes(stride, old, eager=False)
-            if changes and not self.history.is_fixed(place, stride):
-                read = Source("apply", source, (dim,), _STRIDE)
-                symbolic[dim] = self._symbol(place, read, stride, place, f"{name}_stride{dim}", (None, None))
+            if self.met[met][dim] is None or self.history.is_fixed(place, step):
+                continue
+            if self._changes(step, old, eager=False):
+                read = stride_source(source, dim)
+                lo, key = (2, (_STRIDE, step, *old)) if dim in inside else (None, place)
+                symbolic[dim] = self._symbol(place, read, step, key, f"{name}_stride{dim}", (lo, None))
+        if symbolic:
+            whole = tuple(sizes.get(dim, size) for dim, size in enumerate(shape))
+            steps = symbolic_strides(whole, stride, shape, symbolic)
+            for outer in symbolic.keys() & inside.keys():
+                inner = inside[outer]
+                if inner is not None:
+                    bool(steps[outer] > times(steps[inner], whole[inner]))  # a guard
         return symbolic
 
     def of_int(self, source: Source, value: int, name: str) -> int | torch.SymInt:

@@ -367,6 +367,11 @@ def size_source(source: Source, dim: int) -> Source:
     return Source("item", shape_source(source), dim)
 
 
+def stride_source(source: Source, dim: int) -> Source:
+    """One stride of the tensor at `source`."""
+    return Source("apply", source, (dim,), torch.Tensor.stride)
+
+
 def _symbolic_reads(source: Source, expected: TensorGuard) -> list[Source]:
     """What `_layout_conditions` reads, in its order."""
     if not expected.symbols:
@@ -378,7 +383,7 @@ def _symbolic_reads(source: Source, expected: TensorGuard) -> list[Source]:
 def _layout_conditions(
     again: str, source: Source, expected: TensorGuard, reader: sources.Reader
 ) -> tuple[list[str], str]:
-    """Conditions on the shape and the stride of a tensor. A size that is where its symbol is read is within the
+    """Conditions on the shape and the stride of a tensor. What is where its symbol is read is within the
     symbol's bounds, other symbolic ones are equal to theirs."""
     if not expected.symbols:
         return [f"{again}.shape == {_ints(expected.shape)}"], f"{again}.stride() == {_ints(expected.stride)}"
@@ -396,6 +401,9 @@ def _layout_conditions(
     for size, place, text in own:
         read = values.get(size.text(), (None, ""))[0]
         tests += _within(text, *size.bounds()) if read == place else [f"{text} == {_ints([size], texts)[1:-2]}"]
+    for dim, step in enumerate(expected.stride):
+        if isinstance(step, Expr) and stride_source(source, dim) == values.get(step.text(), (None,))[0]:
+            tests += _within(values[step.text()][1], *step.bounds())
     return tests, f"{again}.stride() == {_ints(expected.stride, texts)}"
 
 

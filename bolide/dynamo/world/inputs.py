@@ -61,7 +61,7 @@ class Inputs:
             self.sources.append(source)
             self.tensors.append(like)
             sizes = self.symbols.of_tensor(source, real, name)
-            strides = self.symbols.strides_of(source, real, name)
+            strides = self.symbols.strides_of(source, real, name, sizes)
             traced = self.trace.input(like, name, sizes, strides)
             self._note_storage(real, traced)
         if sizes or strides:

@@ -161,11 +161,9 @@ class Recorder(abc.ABC):
         written in place then.
         """
         meta = meta_of(real)
-        if sizes:
-            shape = tuple(sizes.get(dim, extent) for dim, extent in enumerate(meta.shape))
-            meta = meta._replace(shape=shape, stride=symbolic_strides(shape, meta.stride, meta.shape))
-        if strides:
-            meta = meta._replace(stride=tuple(strides.get(dim, step) for dim, step in enumerate(meta.stride)))
+        if sizes or strides:
+            shape = tuple((sizes or {}).get(dim, extent) for dim, extent in enumerate(meta.shape))
+            meta = meta._replace(shape=shape, stride=symbolic_strides(shape, meta.stride, meta.shape, strides))
         node = self.slot(name, meta, is_input=True)
         node.meta["place"] = len(self.inputs)
         group = AliasGroup(node, source=len(self.inputs))

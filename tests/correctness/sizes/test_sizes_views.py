@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import bolide
+from bolide.support import events
 
 T = torch.Tensor
 
@@ -254,3 +255,56 @@ def test_strides_of_what_turns_out_empty(name, last, dynamic):
         found, expected = compiled(x), CUT[name](x)
         assert (found.shape, found.stride()) == (expected.shape, expected.stride())
         torch.testing.assert_close(found, expected)
+
+
+PARTS: dict[str, Callable[[int], tuple[T, ...]]] = {
+    "rows of each": lambda n: (torch.randn(4, n, 3)[:, :2],),
+    "last rows of each": lambda n: (torch.randn(2, 2, n + 3, 4)[:, :, -3:],),
+    "one row of each": lambda n: (torch.randn(4, n, 3)[:, n - 1],),
+    "columns": lambda n: (torch.randn(4, n + 1)[:, :3],),
+    "one column": lambda n: (torch.randn(4, n)[:, 0],),
+    "turned": lambda n: (torch.randn(3, n + 1)[:, :4].t(),),
+    "every nth": lambda n: (torch.randn(3 * n)[::n],),
+    "halves": lambda n: torch.randn(2, 4, n * 2).chunk(2, -1),
+    "of one element": lambda n: (torch.randn(1, n, 4)[:, :1],),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_larger_tensors_of_any_size(name: str, training: bool) -> None:
+    """Two versions, for fixed and for symbolic strides, serve parts of tensors of all sizes; a third may be for sizes."""
+
+    def program(*xs: T) -> list[T]:
+        return [y for x in xs for y in (x * x.stride(0), x.softmax(-1).transpose(0, -1), x.reshape(-1).cumsum(0))]
+
+    def called(function: Callable[..., Any], parts: Sequence[T]) -> Any:
+        return outcome(function, [part.detach().requires_grad_(training) for part in parts])
+
+    made: list[events.Installed] = []
+    compiled = bolide.compile(program)
+    with events.subscribed(lambda event: isinstance(event, events.Installed) and made.append(event)):
+        for n in (5, 7, 9, 4, 12, 6, 11):
+            parts = PARTS[name](n)
+            expected, found = called(program, parts), called(compiled, parts)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=partial("{}: {}".format, n))
+    assert len(made) <= 3, made
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_parts_of_other_layouts_are_other_versions(dynamic: bool | None) -> None:
+    """What is whole, expanded, turned or overlaps itself never passes for a part with gaps."""
+
+    def program(x: T, w: T) -> tuple[T, ...]:
+        return x @ w, x.reshape(-1) * 2, x.transpose(0, 1).contiguous().view(-1), x.clone(), x + x.t()[0, 0]
+
+    memory = torch.randn(90, dtype=torch.float64)
+    layouts = [(3, 5, 1), (3, 7, 1), (3, 9, 1), (3, 3, 1), (3, 0, 1), (3, 1, 4), (3, 1, 9), (3, 2, 1), (3, 1, 1)]
+    layouts += [(3, 3, 0), (3, 0, 0), (3, 20, 9), (3, 9, 20), (3, 18, 3), (1, 9, 1), (1, 3, 2), (4, 9, 1), (2, 3, 1)]
+    for order in (layouts, random.sample(layouts, len(layouts))):
+        compiled = bolide.compile(program, dynamic=dynamic)
+        for rows, *strides in [*order, *order[:6]]:
+            x, w = memory.as_strided((rows, 3), strides, 2), torch.randn(3, 2, dtype=torch.float64)
+            expected, found = program(x, w), compiled(x, w)
+            torch.testing.assert_close(found, expected, msg=partial("{}: {}".format, (rows, strides)))
+            assert [y.stride() for y in found] == [y.stride() for y in expected], (rows, strides)
