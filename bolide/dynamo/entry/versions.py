@@ -27,7 +27,6 @@ from bolide.dynamo.entry.metrics import CompilationMetrics, compilation_metrics
 from bolide.dynamo.entry.replay import Entry, Runner, make_entry, replay_of
 from bolide.dynamo.guards import asked
 from bolide.dynamo.guards import texts as guards
-from bolide.dynamo.guards.advice import remedy
 from bolide.dynamo.guards.filters import GuardFail, GuardFailed, GuardFilter, select
 from bolide.dynamo.guards.sizes import SizeHistory, shape_guards, specialised
 from bolide.dynamo.machine.faults import comes_from_outside, release
@@ -384,6 +383,8 @@ class Versions(ABC):
         if self.wishes.guard_fail is not None:
             self.wishes.guard_fail(GuardFail(f"expected {wanted}, found {actual}", self.key))  # type: ignore[arg-type]
         if events.subscribers:
+            from bolide.dynamo.guards.advice import remedy
+
             place = guard.where or self.place
             events.emit(events.GuardFailed(self.name, index, wanted, wanted, actual, place, remedy(guard, tensor)))
         if index == len(self.entries) - 1:

@@ -24,6 +24,9 @@ from bolide.dynamo.program.kinds import (
 )
 from bolide.dynamo.program.sources import ABSENT, Namespace, Reader, Signature
 
+Value = Any
+"""Of the program's."""
+
 
 class Failure(NamedTuple):
     """A guard that does not hold for a call: the value it found instead, as text, and what is true of that if it is a
@@ -42,9 +45,9 @@ class Call:
     def __init__(self, names: Sequence[str], values: Sequence[object], classes: Mapping[Source, type]) -> None:
         self.values = dict(zip(names, values))
         self.classes = classes
-        self._read: dict[Source, Any] = {}
+        self._read: dict[Source, Value] = {}
 
-    def read(self, source: Source) -> Any:
+    def read(self, source: Source) -> Value:
         """The value at a source. Raises what reading it raises."""
         if source.kind == "object":
             return source.obj
@@ -53,7 +56,12 @@ class Call:
             found = self._read[source] = self._path(source)
         return found
 
-    def _path(self, source: Source) -> Any:
+    def found(self, guard: Guard) -> Value:
+        """The value that a guard is about."""
+        assert guard.source is not None
+        return self.read(guard.source)
+
+    def _path(self, source: Source) -> Value:
         kind, key = source.kind, source.key
         if kind == "local":
             return self.values[key]
@@ -79,7 +87,7 @@ class Call:
             case _:
                 return base[key]
 
-    def _namespace(self, owner: Source, base: Any) -> Any:
+    def _namespace(self, owner: Source, base: Value) -> Value:
         cls = type(owner.obj) if owner.kind == "object" else self.classes.get(owner)
         plain = cls is not None and has_plain_namespace(cls)
         return object.__getattribute__(base, "__dict__") if plain else own_namespace(base)
@@ -88,7 +96,7 @@ class Call:
         """Whether a guard holds; False where asking raises."""
         test = _TESTS.get(guard.kind, _by_text)
         try:
-            return bool(test(self, guard.source, guard.expected, guard))
+            return bool(test(self, guard))
         except Exception:
             return False
 
@@ -101,18 +109,18 @@ def first_failing(guards: Iterable[Guard], call: Call) -> Guard | None:
     return None
 
 
-def check(names: Sequence[str], guards: Sequence[Guard], wanted: Sequence[Source]) -> Callable[..., list[Any] | None]:
+def check(names: Sequence[str], guards: Sequence[Guard], wanted: Sequence[Source]) -> Callable[..., list[Value] | None]:
     """The check of these guards: see `native.check`."""
     classes = texts.classes_of(guards)
 
-    def asked(*values: object) -> list[Any] | None:
+    def asked(*values: object) -> list[Value] | None:
         call = Call(names, values, classes)
         return None if first_failing(guards, call) is not None else [*map(call.read, wanted)]
 
     return asked
 
 
-def _by_text(call: Call, source: Any, expected: Any, guard: Guard) -> bool:
+def _by_text(call: Call, guard: Guard) -> bool:
     """By the expressions of `texts`: of guards of which an entry has few, and those of symbolic sizes."""
     namespace = Namespace(call.values)
     reader = Reader(namespace, Counter(), call.classes)
@@ -122,26 +130,27 @@ def _by_text(call: Call, source: Any, expected: Any, guard: Guard) -> bool:
     return bool(eval(" and ".join(conditions), {**namespace.values, **call.values}))
 
 
-def _tensor(call: Call, source: Any, expected: Any, guard: Guard) -> bool:
-    value = call.read(source)
+def _tensor(call: Call, guard: Guard) -> bool:
+    value, expected = call.found(guard), guard.expected
     if type(value) is not expected.cls:
         return False
     if expected.symbols:
-        return _by_text(call, source, expected, guard)
+        return _by_text(call, guard)
     if value.shape != expected.shape or value.dtype is not expected.dtype:
         return False
     if value.requires_grad is not expected.requires_grad or value.stride() != expected.stride:
         return False
     if value.is_cpu is not True if expected.device.type == "cpu" else value.device != expected.device:
         return False
-    if expected.cls is not torch.nn.Parameter:
-        if value.is_neg() or (expected.requires_grad and value.is_leaf is not expected.leaf):
-            return False
+    has_other_history = expected.requires_grad and value.is_leaf is not expected.leaf
+    if expected.cls is not torch.nn.Parameter and (value.is_neg() or has_other_history):
+        return False
     return not (expected.dtype.is_complex and value.is_conj())
 
 
-def _equals(call: Call, source: Any, expected: Any, guard: Guard) -> bool:
-    value, kind = call.read(source), type(expected)
+def _equals(call: Call, guard: Guard) -> bool:
+    value, expected = call.found(guard), guard.expected
+    kind = type(expected)
     if expected is None or expected is True or expected is False or expected is ...:
         return value is expected
     if kind in (int, str, bytes) or (kind is float and expected == expected):
@@ -152,24 +161,25 @@ def _equals(call: Call, source: Any, expected: Any, guard: Guard) -> bool:
     return (value is expected and is_constant(expected)) or same_constant(value, expected)
 
 
-def _keys(call: Call, source: Any, expected: Any, guard: Guard) -> bool:
-    keys, wanted = ordered_keys(call.read(source)), [*expected]
+def _keys(call: Call, guard: Guard) -> bool:
+    keys, wanted = ordered_keys(call.found(guard)), [*guard.expected]
     return keys == wanted if all(type(key) is str for key in wanted) else same_constant(keys, wanted)
 
 
-def _attribute(call: Call, source: Any, expected: Any, guard: Guard) -> bool:
-    return steering(call.read(source), expected.name, expected.after) is expected.value
+def _attribute(call: Call, guard: Guard) -> bool:
+    expected = guard.expected
+    return steering(call.found(guard), expected.name, expected.after) is expected.value
 
 
-_TESTS: dict[str, Callable[[Call, Any, Any, Guard], object]] = {
-    "type": lambda call, source, expected, guard: type(call.read(source)) is expected,
-    "is": lambda call, source, expected, guard: call.read(source) is expected,
-    "same": lambda call, source, expected, guard: call.read(source) is call.read(expected),
-    "length": lambda call, source, expected, guard: len(call.read(source)) == expected,
-    "has_key": lambda call, source, expected, guard: dict.__contains__(call.read(source), expected[0]) is expected[1],
-    "has_attr": lambda call, source, expected, guard: hasattr(call.read(source), expected[0]) is expected[1],
-    "distinct": lambda call, source, expected, guard: texts.distinct([*map(call.read, expected)]),
-    "not_aliased": lambda call, source, expected, guard: texts.disjoint([*map(call.read, expected)]),
+_TESTS: dict[str, Callable[[Call, Guard], object]] = {
+    "type": lambda call, guard: type(call.found(guard)) is guard.expected,
+    "is": lambda call, guard: call.found(guard) is guard.expected,
+    "same": lambda call, guard: call.found(guard) is call.read(guard.expected),
+    "length": lambda call, guard: len(call.found(guard)) == guard.expected,
+    "has_key": lambda call, guard: dict.__contains__(call.found(guard), guard.expected[0]) is guard.expected[1],
+    "has_attr": lambda call, guard: hasattr(call.found(guard), guard.expected[0]) is guard.expected[1],
+    "distinct": lambda call, guard: texts.distinct([*map(call.read, guard.expected)]),
+    "not_aliased": lambda call, guard: texts.disjoint([*map(call.read, guard.expected)]),
     "dict_keys": _keys,
     "class_attr": _attribute,
     "equals": _equals,

@@ -313,7 +313,9 @@ class Symbols:
                 self.fixed_because.append((place, value, _SPECIAL if value < 2 else outside))
         return symbolic
 
-    def strides_of(self, source: Source, tensor: torch.Tensor, name: str, sizes: Mapping[int, Any]) -> dict[int, Any]:
+    def strides_of(
+        self, source: Source, tensor: torch.Tensor, name: str, sizes: Mapping[int, torch.SymInt]
+    ) -> dict[int, int | torch.SymInt]:
         """The strides of an input that are symbolic, of those that change: those of dimensions of size 1, as of the
         rows of what `nonzero` answers (no layout depends on them), and those that leave a gap, as of a part of a larger
         tensor. That there is a gap is guarded, so that the layout is the same for all values of the symbols."""
@@ -326,7 +328,7 @@ class Symbols:
         met = Source("apply", source, (), _STRIDE)
         self.met[met] = tuple(step if dim in inside or shape[dim] == 1 else None for dim, step in enumerate(stride))
         past = self.history.past(met, len(stride))
-        symbolic: dict[int, Any] = {}
+        symbolic: dict[int, int | torch.SymInt] = {}
         for dim, step in enumerate(stride):
             old = [None if known is None else known[dim] for known in past]
             place = source, ~dim

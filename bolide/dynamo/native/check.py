@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from bolide.dynamo.config import config
+from bolide.dynamo.guards import asked
 from bolide.dynamo.guards import texts as guard_module
 from bolide.dynamo.guards.held import Held
 from bolide.dynamo.native import native, pins
@@ -113,9 +114,7 @@ class Check:
     @functools.cached_property
     def asked(self) -> native.Form:
         """A form that asks guard by guard: slower, but there at once."""
-        from bolide.dynamo.guards.asked import check
-
-        return check(self.names, self.guards, self.wanted)
+        return asked.check(self.names, self.guards, self.wanted)
 
     def slow(self, *values: object) -> list[object] | None:
         """The readable check, in the first calls guard by guard, and after it has passed a recording."""

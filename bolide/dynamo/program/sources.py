@@ -9,7 +9,7 @@ import math
 import re
 import types
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,7 +224,7 @@ class Signature:
 
     def bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
         """The values of the names in a call that passes every parameter."""
-        scope: dict[str, Any] = {}
+        scope: dict[str, Callable[..., tuple[object, ...]]] = {}
         exec(f"def values({self.declare}): return ({''.join(f'{name}, ' for name in self.names)})", scope)
         found: tuple[object, ...] = scope["values"](*args, **kwargs)
         return found

@@ -273,7 +273,7 @@ PARTS: dict[str, Callable[[int], tuple[T, ...]]] = {
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_of_larger_tensors_of_any_size(name: str, training: bool) -> None:
-    """Two versions, for fixed and for symbolic strides, serve parts of tensors of all sizes; a third may be for sizes."""
+    """A version for fixed strides, one for symbolic ones, and perhaps one for other sizes serve them all."""
 
     def program(*xs: T) -> list[T]:
         return [y for x in xs for y in (x * x.stride(0), x.softmax(-1).transpose(0, -1), x.reshape(-1).cumsum(0))]
