@@ -347,12 +347,12 @@ def differentiable(
             gradients = (derivative.inlined if capturing else derivative.backward)(ctx, tangents)
             return (*gradients, None) if anchored else gradients
 
+    def backward(ctx: object, *tangents: torch.Tensor | None) -> tuple[object, ...]:
+        gradients = derivative.backward(ctx, tangents)
+        return (*gradients, None) if anchored else gradients
+
     # What the engine calls. Capture goes through the class's `backward`, and is told apart there.
-    CompiledFunction._backward_cls.apply = (  # type: ignore[attr-defined]
-        (lambda ctx, *tangents: (*derivative.backward(ctx, tangents), None))
-        if anchored
-        else (lambda ctx, *tangents: derivative.backward(ctx, tangents))
-    )
+    CompiledFunction._backward_cls.apply = backward  # type: ignore[attr-defined]
 
     # The engine's own `apply`: that of `Function` looks for wrappers of transforms, in which no graph runs.
     apply = super(torch.autograd.Function, CompiledFunction).apply

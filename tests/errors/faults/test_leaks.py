@@ -30,6 +30,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 def living() -> int:
+    gc.unfreeze()  # all: what one search sees another one has to see
     found = 1
     for _ in range(3):  # cycles through autograd's graph go by parts
         if found:
