@@ -60,6 +60,15 @@ class Workload:
         self.targets = {k: cast(v, dtype) for k, v in self.targets.items()}
         return self
 
+    def to(self, device: str) -> Workload:
+        """The same workload on a device; changes the module in place."""
+        self.module.to(device)
+        self.inputs, self.targets = (
+            {k: v.to(device) if isinstance(v, Tensor) else v for k, v in some.items()}
+            for some in (self.inputs, self.targets)
+        )
+        return self
+
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -63,18 +63,18 @@ def notes(into: list[str]) -> Iterator[None]:
             into.append(text[0])
 
 
-def stepper(workload: Workload, call: Callable[..., Any], mode: str, dtype: str) -> Step:
-    """One inference call, or one forward and backward that leaves gradients in the parameters."""
+def stepper(workload: Workload, call: Callable[..., Any], mode: str, dtype: str, device: str = "cpu") -> Step:
+    """One inference call, or one forward and backward that leaves gradients in the parameters. `device`: autocast's."""
     module, inputs, both = workload.module, workload.inputs, {**workload.inputs, **workload.targets}
     autocast = dtype == "autocast"
 
     def inference() -> Any:
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=autocast):
             return call(**inputs)
 
     def train() -> Any:
         module.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
             loss = workload.loss(call(**both))
         loss.backward()
         return loss

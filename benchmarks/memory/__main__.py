@@ -63,7 +63,8 @@ def stepper(case: Case, function: Callable[..., Any], inputs: tuple[Tensor, ...]
     def train() -> list[Tensor]:
         result = function(*inputs)
         if not gradient:
-            gradient.append(torch.randn(result.shape, generator=torch.Generator().manual_seed(3)).to(result.dtype))
+            source = torch.Generator(result.device).manual_seed(3)
+            gradient.append(torch.randn(result.shape, generator=source, device=result.device).to(result.dtype))
         wanted = [x for x in inputs if x.requires_grad]
         return [result, *torch.autograd.grad(result, wanted, gradient[0])]
 

@@ -15,6 +15,9 @@ ROWS, WIDTH = 8192, 2048
 VOCABULARY, TOKENS = 16384, 16384
 IMAGES, CHANNELS, SIZE = 32, 128, 64
 NODES, EDGES, FEATURES = 8192, 32768, 512
+SCORES, HEADS, LOGITS, SHORT_ROWS, LAYERS = 4, 16, 1024, 1 << 16, 2
+LEADING = ("ROWS", "TOKENS", "IMAGES", "EDGES", "SCORES", "HEADS", "LOGITS", "SHORT_ROWS", "LAYERS")
+"""The names of sizes that tensors are larger and smaller with."""
 
 Function = Callable[..., Tensor | tuple[Tensor, ...]]
 
@@ -65,16 +68,16 @@ def _two(dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def _scores(dtype: torch.dtype) -> tuple[Tensor, ...]:
-    return torch.randn(4, 16, 512, 512).to(dtype), torch.rand(4, 1, 512, 512) < 0.3
+    return torch.randn(SCORES, 16, 512, 512).to(dtype), torch.rand(SCORES, 1, 512, 512) < 0.3
 
 
 def _heads(dtype: torch.dtype) -> tuple[Tensor, ...]:
     angles = torch.randn(1024, 32)
-    return torch.randn(16, 16, 1024, 64).to(dtype), angles.cos().to(dtype), angles.sin().to(dtype)
+    return torch.randn(HEADS, 16, 1024, 64).to(dtype), angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def _logits(dtype: torch.dtype) -> tuple[Tensor, ...]:
-    return torch.randn(1024, VOCABULARY).to(dtype), torch.randint(0, VOCABULARY, (1024,))
+    return torch.randn(LOGITS, VOCABULARY).to(dtype), torch.randint(0, VOCABULARY, (LOGITS,))
 
 
 def _images(dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -110,12 +113,12 @@ def _scattered(dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def _short_rows(dtype: torch.dtype) -> tuple[Tensor, ...]:
-    return (torch.randn(1 << 16, 64).to(dtype),)
+    return (torch.randn(SHORT_ROWS, 64).to(dtype),)
 
 
 def _parameters(dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Gradients, then parameters, first and second moments of the layers of a small transformer."""
-    shapes = [(512, 512), (512,), (2048, 512), (2048,), (512, 2048), (512,)] * 2
+    shapes = [(512, 512), (512,), (2048, 512), (2048,), (512, 2048), (512,)] * LAYERS
     gradients = [torch.randn(shape).to(dtype) for shape in shapes]
     parameters = [torch.randn(shape).to(dtype) for shape in shapes]
     return (
@@ -210,7 +213,7 @@ CASES = (
     _case("argmax of rows", lambda x: x.argmax(1), _one, compare="equal"),
     _case("argmax of columns", lambda x: x.argmax(0), _one, compare="equal"),
     _case("transpose", lambda x: x.t().contiguous(), _one),
-    _case("heads to the front", lambda x: x.view(16, 512, 32, 64).transpose(1, 2).contiguous(), _one),
+    _case("heads to the front", lambda x: x.view(-1, 512, 32, 64).transpose(1, 2).contiguous(), _one),
     _case("to channels last", lambda x: x.contiguous(memory_format=torch.channels_last), _images),
     _case("cat", lambda x, y: torch.cat([x, y], 1), _two),
     _case("pad", lambda x: F.pad(x, (1, 1, 1, 1)), _images),
