@@ -13,10 +13,10 @@ import torch.fx
 
 from bolide.inductor.codegen import compile_kernels
 from bolide.inductor.config import config
-from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.ir.loops import CPU, Kernel
 from bolide.inductor.lowering import lower
-from bolide.inductor.lowering.context import input_name
-from bolide.inductor.machine import Machine, host_machine
+from bolide.inductor.lowering.context import device_of, input_name
+from bolide.inductor.machine import Machine, host_machine, machine_for
 from bolide.inductor.plan import Plan
 from bolide.inductor.runtime import driver
 from bolide.inductor.runtime.kernels import CompiledKernel, sequence
@@ -142,11 +142,11 @@ def compile_graph(
 ) -> CompiledGraph:
     """Compiles a functional ATen graph (the contract is in docs/inductor.md) for a machine, this one if none is given,
     with the options of `inductor.config` as they are now. `tune` changes the schedule of each kernel."""
-    machine = machine or host_machine()
+    machine = machine or _machine_of(gm)
     name = f"{info.kind}_{next(_numbers)}"
     seconds: dict[str, float] = {}
     _compile_steps(gm, machine)
-    if tune or not is_on():
+    if tune or not is_on() or machine.device != "cpu":
         return _finished(name, _made(gm, info, machine, tune, name, seconds), seconds)
     made, key = _kept_or_made(gm, info, machine, name, seconds)
     return _finished(name, made, seconds, key)
@@ -164,6 +164,12 @@ def load_graph(
     with timed(seconds, "find"):
         found = saved.find_plan(key, machine or host_machine(), lines)
     return None if found is None else _finished(name, (found[0], constants, found[1]), seconds, key)
+
+
+def _machine_of(gm: torch.fx.GraphModule) -> Machine:
+    """The machine for a graph: a GPU's if anything in it is on one."""
+    devices = (device_of(node.meta.get("val")) for node in gm.graph.nodes)
+    return machine_for(next((device for device in devices if device is not CPU), CPU))
 
 
 def _finished(name: str, made: Made, seconds: dict[str, float], key: str = "") -> CompiledGraph:

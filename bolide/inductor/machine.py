@@ -131,16 +131,40 @@ class Machine:
     written_out: int = 16
     #: What the extent of a loop is taken for when it depends on other axes and has no bound.
     unknown_extent: int = 64
+    #: The threads of a GPU that share a loop: the fewest of which each has at most `most_turns` iterations.
+    teams: tuple[int, ...] = (1,)
+    most_turns: int = 32
 
     @property
     def lanes(self) -> int:
-        """The float32 numbers in a register: a shorter axis leaves lanes idle."""
-        return self.target.vector_bits // 32
+        """The float32 numbers in a register, or the threads of a warp: a shorter axis leaves lanes idle."""
+        return 32 if self.device == "cuda" else self.target.vector_bits // 32
 
     @property
     def longest_row(self) -> int:
         """The elements of a row in scratch memory, which must stay in the first-level cache, and on the stack."""
         return 1 << (self.caches[0] // 4).bit_length() - 1
+
+
+#: A GPU of NVIDIA's Hopper generation. Matrix products and convolutions are libraries' there, conditions are masks, and
+#: a warp of 32 threads is what a vector is elsewhere.
+HOPPER = Machine(
+    Target("nvptx", "sm_90", "+ptx83", 32, 0, 0, False),
+    caches=(1 << 15,),
+    device="cuda",
+    teams=(32, 128, 256, 512),
+    most_scratch=1,
+    most_local_bytes=48 << 10,
+    split_rows=256,
+    split_columns=1 << 13,
+    split_length=1 << 12,
+    most_parts=1 << 10,
+    most_multiplications=0,
+    most_places=0,
+    most_small_window=0,
+    least_large_window=1 << 30,
+    unknown_extent=1 << 11,
+)
 
 
 #: (feature the host must have, name, register bits, Sleef lanes for float32 and float64, scales, feature for dots); the
@@ -155,6 +179,11 @@ LEVELS = (
 def host_machine() -> Machine:
     """The machine this process runs on, with torch's number of threads as it is now."""
     return Machine(host_target(), _host_caches() or (1 << 15,), torch.get_num_threads())
+
+
+def machine_for(device: torch.device) -> Machine:
+    """The machine that kernels on a device run on."""
+    return host_machine() if device.type == "cpu" else HOPPER
 
 
 @functools.cache

@@ -66,7 +66,19 @@ class Policy:
     input_byte: float = 0.75
 
 
-POLICIES = {"cpu": Policy()}
+_NEVER = 1 << 62
+POLICIES = {
+    "cpu": Policy(),
+    "cuda": Policy(
+        least_scores=_NEVER,
+        most_stored_scores=0,
+        least_convolved=_NEVER,
+        least_depthwise=_NEVER,
+        fewest_packed=_NEVER,
+        fewest_measured=_NEVER,
+        flops_per_byte=15.0,  # float32 of a Hopper GPU: 60 TFLOP/s and 4 TB/s
+    ),
+}
 """By type of device."""
 
 

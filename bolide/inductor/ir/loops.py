@@ -64,7 +64,7 @@ class Node:
 
 AxisKind = Literal["parallel", "serial", "vector", "tile", "reduce", "reduce_vector", "scan"]
 VECTOR_KINDS: frozenset[AxisKind] = frozenset(("vector", "reduce_vector"))
-Bound = Literal["threads"]
+Bound = Literal["threads", "grid", "team"]
 ScatterMode = Literal["set", "add", "mul", "min", "max"]
 StoreMode = Literal["set", "add", "mul", "min", "max", "atomic_add", "any"]
 ReduceOp = Literal["sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "xor"]
@@ -77,11 +77,13 @@ class Axis:
     loop: pointwise stores, whose loads along the axis are taken as vectors and transposed. A ``scan``
     axis is a serial one in which an accumulator may be read after its update: it is the reduction up to there.
 
-    The kind says what is true of the iterations, `bound` who shares them: threads (each takes a run of iterations) or
-    nobody. Bound axes are parallel or vector axes of a perfect nest at the top of a kernel, with extents that are known
-    when it starts. Their iterations run in any order and side by side, so they touch elements of their own, or add by
+    The kind says what is true of the iterations, `bound` who shares them: nobody, ``threads`` of a CPU (each takes a
+    run of iterations), or, on a GPU, the teams of a ``grid`` and in them the threads of a ``team``. Axes on threads or
+    on the grid are parallel or vector axes of a perfect nest at the top of a kernel, with extents that are known when
+    it starts. Their iterations run in any order and side by side, so they touch elements of their own, or add by
     ``atomic_add``, or store by ``any``; what is reduced along them goes through memory, a part for each of so many
-    iterations, which another loop joins in order: results do not depend on who runs what."""
+    iterations, which another loop joins in order: results do not depend on who runs what. Axes on a team are vector or
+    reduce_vector axes inside, whose reductions the team joins itself."""
 
     name: str
     extent: Expr
@@ -158,7 +160,8 @@ class Local:
 class Kernel:
     """One launch. Top-level statements run one after the other with a barrier between them. `sizes`: names of int64
     size parameters. `origins`: names of the ATen ops fused here, for people. `device`: where it runs, and all its
-    parameters are. `grain`: the work that a thread must have (`Machine.grain`); None: the machine's."""
+    parameters are. `grain`: the work that a thread must have (`Machine.grain`); None: the machine's. `team`: the
+    threads of a team (GPU only): 1, or a multiple of 32."""
 
     name: str
     params: tuple[Param, ...]
@@ -168,6 +171,7 @@ class Kernel:
     origins: tuple[str, ...] = ()
     device: torch.device = CPU
     grain: int | None = None
+    team: int = 1
 
     @property
     def buffers(self) -> tuple[Param | Local, ...]:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 
 from bolide.inductor.ir.definitions import axis_var
-from bolide.inductor.ir.loops import Axis, AxisKind, Init, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.loops import VECTOR_KINDS, Axis, AxisKind, Init, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.walks import nodes_below, rewriter, roots_in, substitute, substituted_arg, with_roots
 from bolide.symbolic import Expr
 
@@ -80,6 +80,37 @@ def _bound(statement: Stmt, outer: frozenset[str]) -> Stmt:
     if axis.kind == "parallel" and len(inside) == 1:
         inside = (_bound(inside[0], outer | {axis.name}),)
     return Loop(replace(axis, bound="threads"), inside)
+
+
+# ---- grid and team ---------------------------------------------------------------------------------------------------
+
+
+def on_grid(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """A kernel's body with axes bound as a GPU has them: those of the perfect nests of parallel loops at its top, with
+    a vector loop that is all there is inside, to the grid; other vector loops to a team."""
+    return tuple([_on_grid(statement, frozenset()) for statement in body])
+
+
+def _on_grid(statement: Stmt, outer: frozenset[str]) -> Stmt:
+    if not isinstance(statement, Loop):
+        return statement
+    axis = statement.axis
+    if axis.kind not in ("parallel", "vector") or not outer.isdisjoint(axis.extent.free_vars):
+        return _in_team(statement)
+    inside = statement.body
+    if axis.kind == "parallel" and len(inside) == 1:
+        inside = (_on_grid(inside[0], outer | {axis.name}),)
+    elif axis.kind == "parallel":
+        inside = tuple([_in_team(inner) for inner in inside])
+    return Loop(replace(axis, bound="grid"), inside)
+
+
+def _in_team(statement: Stmt) -> Stmt:
+    if not isinstance(statement, Loop):
+        return statement
+    if statement.axis.kind in VECTOR_KINDS:
+        return Loop(replace(statement.axis, bound="team"), statement.body)
+    return Loop(statement.axis, tuple([_in_team(inner) for inner in statement.body]))
 
 
 # ---- rows side by side ----------------------------------------------------------------------------------------------

@@ -151,9 +151,10 @@ def statements(body: Iterable[Stmt]) -> Iterator[Stmt]:
 
 
 def bound_nest(statement: Stmt) -> list[Loop]:
-    """The loops of a statement whose axes are bound, outermost first; none if it is not such a loop."""
+    """The loops of a statement whose axes are bound to threads or the grid, outermost first; none if it is not such a
+    loop."""
     nest: list[Loop] = []
-    while isinstance(statement, Loop) and statement.axis.bound is not None:
+    while isinstance(statement, Loop) and statement.axis.bound not in (None, "team"):
         nest.append(statement)
         if len(statement.body) != 1:
             break

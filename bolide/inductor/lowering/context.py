@@ -139,7 +139,7 @@ class Lowering:
     @property
     def device(self) -> torch.device:
         """Where the node's (first) result is."""
-        return _device_of(self.node.meta.get("val"))
+        return device_of(self.node.meta.get("val"))
 
     @property
     def origin(self) -> Origin:
@@ -425,7 +425,7 @@ def _is_tensor(meta: object) -> TypeGuard[TensorMeta]:
     return hasattr(meta, "dtype")
 
 
-def _device_of(meta: object) -> torch.device:
+def device_of(meta: object) -> torch.device:
     """The device of a traced value, or of the first one that has one."""
     while type(meta) in (tuple, list) and meta:
         meta = next((item for item in meta if _is_tensor(item)), None)  # type: ignore[attr-defined]
@@ -458,17 +458,20 @@ def _has_sized_number(target: torch._ops.OpOverload, args: tuple[object, ...], k
     return False
 
 
-def _supported(node: torch.fx.Node) -> bool:
-    """Whether every tensor among arguments and results has a dtype of ours and is on the CPU, and every number is
-    real."""
+def _supported(node: torch.fx.Node, machine: Machine) -> bool:
+    """Whether every tensor among arguments and results has a dtype of ours, every number is real, and all are on one
+    device: the CPU, or the machine's."""
     if complex in map(type, node.args) or complex in map(type, node.kwargs.values()):
+        return False
+    device = device_of(node.meta["val"])
+    if device.type not in ("cpu", machine.device):
         return False
     metas: list[Any] = [node.meta["val"], *(arg.meta["val"] for arg in node.all_input_nodes)]
     while metas:
         meta = metas.pop()
         if type(meta) in (tuple, list):
             metas.extend(meta)
-        elif _is_tensor(meta) and (meta.dtype not in sc.SUPPORTED_DTYPES or meta.device.type != "cpu"):
+        elif _is_tensor(meta) and (meta.dtype not in sc.SUPPORTED_DTYPES or meta.device != device):
             return False
     return True
 
@@ -485,7 +488,7 @@ def input_name(node: torch.fx.Node) -> str:
 def _input(ctx: Lowering, name: str, meta: TensorMeta | torch.Tensor) -> TensorValue:
     stride = meta.stride() if isinstance(meta, torch.Tensor) else meta.stride
     layout = Layout(ctx.sizes(stride), ZERO)
-    source = Input(name, meta.dtype, ctx.shape_of(meta), layout, _device_of(meta))
+    source = Input(name, meta.dtype, ctx.shape_of(meta), layout, device_of(meta))
     ctx.inputs.append(source)
     return ctx.known(source.name, source.dtype, source.shape, source.layout, source.device)
 
@@ -500,7 +503,7 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> object:
         return ctx.bind(as_expr(meta))
     if isinstance(meta, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
         return as_expr(meta) if isinstance(meta, torch.SymInt) else meta
-    if target in LOWERINGS and _supported(node):
+    if target in LOWERINGS and _supported(node, ctx.machine):
         assert isinstance(target, torch._ops.OpOverload)
         if _is_tensor(meta) and any(size is ZERO for size in ctx.shape_of(meta)):
             # no element to compute: no lowering need think of it
@@ -532,7 +535,8 @@ def _of_programs(
     graphs = lookup(table).graphs
     slots = [slot.meta["val"] for slot in placeholders(graphs[0])]
     given = [ctx.as_view(value, ctx.sizes(slot.stride)) for value, slot in zip(operands, slots)]
-    programs = [lower(graph, range(len(graph.graph.output_node().args[0])), ctx.constants) for graph in graphs]
+    results = [range(len(graph.graph.output_node().args[0])) for graph in graphs]
+    programs = [lower(graph, fresh, ctx.constants, ctx.machine) for graph, fresh in zip(graphs, results)]
     ctx.take_constants(programs)
     return ctx.call((*flag, given, [as_expr(size) for size in sizes], programs), {})
 

@@ -76,6 +76,7 @@ RECORDS: Mapping[type, Mapping[str, Spec]] = {
         "origins": Many(NOTE),
         "device": _DEVICE,
         "grain": (int, None),
+        "team": int,
     },
     # plans
     steps.TensorType: {"dtype": _DTYPE, "device": _DEVICE, "shape": _EXPRS, "stride": _EXPRS},
@@ -134,6 +135,7 @@ RECORDS: Mapping[type, Mapping[str, Spec]] = {
         "blocks": Many(Many((NAME, int))),
         "splits": Many(Many((NAME, Many(int)))),
         "grain": (int, None),
+        "team": int,
         "why": Many(NOTE),
     },
     Refusal: {"first": NOTE, "second": NOTE, "reason": NOTE},

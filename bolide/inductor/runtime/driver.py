@@ -6,6 +6,7 @@ call; tensors are dropped as soon as nothing needs them.
 
 from __future__ import annotations
 
+import functools
 import linecache
 import math
 import time
@@ -250,6 +251,18 @@ def _chunks(steps: Sequence[Step], single: bool) -> list[Step | list[Launch]]:
     return chunks
 
 
+@functools.cache
+def _empty_on(device: torch.device) -> Callable[..., torch.Tensor]:
+    """New memory on a device, of sizes, strides and a dtype."""
+    if device == CPU:
+        return _empty_strided_cpu
+
+    def empty(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+    return empty
+
+
 def _launches(driver: _Driver, run: list[Launch]) -> None:
     arguments: dict[str, int] = {}
     calls = []
@@ -261,9 +274,7 @@ def _launches(driver: _Driver, run: list[Launch]) -> None:
 
 def _step(driver: _Driver, step: Step) -> None:
     if isinstance(step, Alloc):
-        if step.type.device != CPU:
-            raise NotImplementedError(f"{step.name} is on {step.type.device}: memory is taken on the CPU only")
-        empty, dtype = driver.constant("empty", _empty_strided_cpu), driver.constant("dtype", step.type.dtype)
+        empty, dtype = driver.constant("empty", _empty_on(step.type.device)), driver.constant("dtype", step.type.dtype)
         driver.lines.append(f"{step.name} = {empty}({_tuple(step.type.shape)}, {_tuple(step.type.stride)}, {dtype})")
     elif isinstance(step, Reuse):
         driver.lines.append(f"{step.name} = {step.base}")

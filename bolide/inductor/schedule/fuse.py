@@ -28,6 +28,8 @@ def fuse(left: Group, right: Group, ctx: Scheduling) -> Group | str:
         return "one of them updates a buffer in place (scatter)"
     if any(stage.scan is not None for stage in (*left.stages, *right.stages)):
         return "one of them is a scan"
+    if ctx.buffers[left.stages[0].name].device != ctx.buffers[right.stages[0].name].device:
+        return "they are on two devices"
     if len(left.stages) + len(right.stages) > ctx.machine.most_stages:
         return "the kernel would become too large"
     if reason := _measure(left, right):

@@ -28,14 +28,14 @@ from bolide.inductor.ir.loops import (
     StoreMode,
     Update,
 )
-from bolide.inductor.ir.rewrites import in_blocks, jammed, on_threads, split_at
+from bolide.inductor.ir.rewrites import in_blocks, jammed, on_grid, on_threads, split_at
 from bolide.inductor.ir.scalar_ops import DRAWS
 from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
 from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.inline import select
-from bolide.inductor.schedule.nest import Schedule, choose_schedule, cut
+from bolide.inductor.schedule.nest import Schedule, choose_schedule, cut, in_teams
 from bolide.inductor.schedule.scratch import Pass, save_across_passes
-from bolide.inductor.schedule.stages import Buffer, Group, Scheduling, Stage
+from bolide.inductor.schedule.stages import Buffer, Group, Stage
 from bolide.symbolic import Expr
 
 
@@ -60,31 +60,35 @@ def schedule_of(group: Group, pieces: list[Piece], machine: Machine) -> tuple[Sc
             Piece(with_roots(piece.stage, new), None if piece.target is None else piece.target.subs(renamed))
             for piece in pieces
         ]
+    if machine.device == "cuda":
+        return in_teams(schedule, machine), pieces
     if schedule.inner:
         return schedule, pieces
     stores = [_store(piece.stage, piece.target) for piece in pieces if piece.target is not None]
     return cut(schedule, stores, machine), pieces
 
 
-def kernel_of(group: Group, pieces: list[Piece], schedule: Schedule, ctx: Scheduling, name: str) -> Kernel:
+def kernel_of(
+    group: Group, pieces: list[Piece], schedule: Schedule, buffers: dict[str, Buffer], machine: Machine, name: str
+) -> Kernel:
     """The kernel of a group of these pieces, which are over the schedule's axes, as the schedule says."""
-    buffers = ctx.buffers
     nodes = _nodes(pieces)
-    inside, scratch = _passes(pieces, len(group.space), schedule, ctx.machine)
+    inside, scratch = _passes(pieces, len(group.space), schedule, machine)
     body = _outer_loops(schedule, inside)
     if schedule.splits:
         body = split_at(body, dict(schedule.splits))
     if schedule.jam is not None:
         body = jammed(body, *schedule.jam)
-    body = (*_cleared(pieces), *on_threads(body))
     params = _params(pieces, nodes, buffers)
+    devices = {buffers[param.name].device for param in params}
+    assert len(devices) == 1, f"{name} works on several devices: {devices}"
+    (device,) = devices
+    body = (*_cleared(pieces), *(on_threads(body) if device.type == "cpu" else on_grid(body)))
     space = schedule.space
     indexed = [*_addresses(pieces, nodes), *_indices(nodes), *(extent for _, extent in space)]
     names = {name for expr in (*indexed, *(param.numel for param in params)) for name in expr.free_vars}
     sizes = sorted(name for name in names.difference(dict(space)) if not name.startswith("$"))
-    devices = {buffers[param.name].device for param in params}
-    assert len(devices) == 1, f"{name} works on several devices: {devices}"
-    return Kernel(name, params, body, tuple(sizes), tuple(scratch), (), devices.pop(), schedule.grain)
+    return Kernel(name, params, body, tuple(sizes), tuple(scratch), (), device, schedule.grain, schedule.team)
 
 
 def pieces_of(group: Group, stored: set[str], buffers: dict[str, Buffer]) -> list[Piece]:

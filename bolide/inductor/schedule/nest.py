@@ -30,7 +30,8 @@ class Schedule:
     `blocks`: axes outside that run in blocks of so many iterations (`rewrites.in_blocks`). `splits`: axes outside that
     are split at these places, wherever a condition on them changes there. Both are for kernels without axes inside.
     `grain`: the work that a thread must have (None: the machine's): it decides how many threads share the parallel
-    axes, whatever their extents are in a call. `rename`: what became of the group's axes that were merged. `scratch`:
+    axes, whatever their extents are in a call. `team`: the threads of a GPU that share the vector axis inside.
+    `rename`: what became of the group's axes that were merged. `scratch`:
     the most rows of memory that keep values from pass to pass. `why`: a reason for each choice."""
 
     outer: tuple[Axis, ...]
@@ -41,6 +42,7 @@ class Schedule:
     blocks: tuple[tuple[str, int], ...] = ()
     splits: tuple[tuple[str, tuple[int, ...]], ...] = ()
     grain: int | None = None
+    team: int = 1
     why: tuple[str, ...] = ()
 
     @property
@@ -68,6 +70,7 @@ class Schedule:
         parts += [f"{name} split at {', '.join(map(str, places))}" for name, places in self.splits]
         parts += [f"{self.scratch} rows of scratch memory at most"] if self.scratch else []
         parts += [f"at least {self.grain} of work for a thread"] if self.grain is not None else []
+        parts += [f"teams of {self.team}"] if self.team > 1 else []
         return "\n".join([", ".join(parts), *self.why])
 
     def with_vector(self, name: str | None, why: str = "as was asked") -> Schedule:
@@ -178,6 +181,17 @@ def cut(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedu
     splits = tuple([(name, tuple(sorted(places))) for name, places in found.items()])
     why = [f"split {name}: no conditions on it are left" for name in found]
     return replace(schedule, splits=splits, why=(*schedule.why, *why))
+
+
+def in_teams(schedule: Schedule, machine: Machine) -> Schedule:
+    """The schedule of a kernel for a GPU: a team shares a vector axis inside, of more threads the longer it is."""
+    vector = next((axis for axis in schedule.inner if axis.name == schedule.vector), None)
+    if vector is None:
+        return schedule
+    length = vector.extent.value if vector.extent.is_const else machine.unknown_extent
+    team = next((team for team in machine.teams if length <= team * machine.most_turns), machine.teams[-1])
+    why = f"teams of {team}: each thread has at most {-(-length // team)} of {vector.name}"
+    return replace(schedule, team=team, jam=None, why=(*schedule.why, why))
 
 
 def _in_tiles(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedule:

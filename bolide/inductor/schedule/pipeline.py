@@ -13,7 +13,7 @@ from bolide.inductor.ir.definitions import Extern, Program, Result, View
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.ir.structure import Structure
 from bolide.inductor.ir.walks import programs_in, viewed
-from bolide.inductor.machine import Machine
+from bolide.inductor.machine import Machine, machine_for
 from bolide.inductor.plan import Block, Plan, TensorInput
 from bolide.inductor.schedule.grouping import group
 from bolide.inductor.schedule.inline import inline, prune
@@ -171,10 +171,12 @@ def _kernel(job: _Job, group: Group, stored: set[str], ctx: Scheduling) -> tuple
 
 
 def _new_kernel(group: Group, stored: set[str], ctx: Scheduling, name: str, tune: Tune) -> tuple[Schedule, Kernel]:
-    chosen, pieces = schedule_of(group, pieces_of(group, stored, ctx.buffers), ctx.machine)
+    device = ctx.buffers[group.stages[0].name].device
+    machine = ctx.machine if device.type == ctx.machine.device else machine_for(device)
+    chosen, pieces = schedule_of(group, pieces_of(group, stored, ctx.buffers), machine)
 
     def kernel_for(schedule: Schedule) -> Kernel:
-        return kernel_of(group, pieces, schedule, ctx, name)
+        return kernel_of(group, pieces, schedule, ctx.buffers, machine, name)
 
     schedule = tune(chosen, kernel_for)
     return schedule, kernel_for(schedule)

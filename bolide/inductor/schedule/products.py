@@ -175,7 +175,7 @@ def choose_libraries(program: Program, machine: Machine) -> Program:
     done: list[Definition] = []
     for definition in program.definitions:
         calls: list[Definition] = [definition]
-        if isinstance(definition, Extern):
+        if isinstance(definition, Extern) and definition.device.type == "cpu":
             if definition.op in PRODUCTS and _is_small(definition, buffers, machine):
                 calls = _definitions(definition, buffers)
             elif definition.op in (aten.mm.default, aten.addmm.default):

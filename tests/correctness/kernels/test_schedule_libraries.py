@@ -67,7 +67,7 @@ def test_convolution_backward_is_split(
     if not libraries.takes(dtype):
         pytest.skip("oneDNN does not compute in this type here")
     monkeypatch.setattr(libraries, "fastest", lambda *shape, **how: "onednn" if onednn else "aten")
-    monkeypatch.setattr(compiled_graph, "host_machine", lambda: replace(host_machine(), fewest_weights=1))
+    monkeypatch.setattr(compiled_graph, "machine_for", lambda device: replace(host_machine(), fewest_weights=1))
 
     def backward(grad, x, w):
         return torch.ops.aten.convolution_backward.default(
