@@ -12,9 +12,10 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Instructions of a CPU. `vector_bits`: width of its registers. `sleef_f32`, `sleef_f64`: lanes of the Sleef
-    functions that suit it (0: call the C library lane by lane). `scales`: has an instruction for x · 2^n. `dots`: has
-    one that adds products of 16-bit numbers."""
+    """Instructions of a CPU, or of one thread of a GPU (then `triple` is LLVM's name for the kind of machine).
+    `vector_bits`: width of its registers. `sleef_f32`, `sleef_f64`: lanes of the Sleef functions that suit it (0: call
+    the C library lane by lane). `scales`: has an instruction for x · 2^n. `dots`: has one that adds products of 16-bit
+    numbers. `rounds`: has one that rounds to bfloat16."""
 
     name: str
     cpu: str
@@ -27,6 +28,8 @@ class Target:
     #: Lanes at most so far apart, and within so many elements, are taken out of whole vectors, not gathered one by one.
     near: int = 4
     span: int = 64
+    rounds: bool = False
+    triple: str = ""
 
     @property
     def attributes(self) -> str:
@@ -149,7 +152,7 @@ class Machine:
 #: A GPU of NVIDIA's Hopper generation. Matrix products and convolutions are libraries' there, conditions are masks, and
 #: a warp of 32 threads is what a vector is elsewhere.
 HOPPER = Machine(
-    Target("nvptx", "sm_90", "+ptx83", 32, 0, 0, False),
+    Target("nvptx", "sm_90", "+ptx78", 32, 0, 0, False, rounds=True, triple="nvptx64-nvidia-cuda"),
     caches=(1 << 15,),
     device="cuda",
     teams=(32, 128, 256, 512),

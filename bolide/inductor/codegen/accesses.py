@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from bolide.inductor.codegen.builder import BITS, FLOATS, Builder, Value, llvm_type, mangle
+from bolide.inductor.codegen.builder import BITS, Builder, Value, llvm_type, mangle
 from bolide.inductor.codegen.instructions import INSTRUCTIONS, MEMORY, cast
 from bolide.inductor.codegen.scope import Scope, Term, fits
 from bolide.inductor.ir.loops import Access, Loop, Node, Store
@@ -113,6 +115,20 @@ def _spare(b: Builder, name: str) -> Value:
     kind = "constant" if name == "zeros" else "global"
     b.declarations.setdefault(name, f"@{name} = internal {kind} [8 x i8] zeroinitializer, align 8")
     return Value(b, f"@{name}", "ptr", 1)
+
+
+@contextmanager
+def _where_on(scope: Scope, address: Value, on: Value | None) -> Iterator[Value]:
+    """The address that code inside may write to: nowhere if a lane is not `on`. On a GPU, whose threads would meet
+    there, that code is jumped over."""
+    b = scope.b
+    if on is None:
+        yield address
+    elif b.target.triple:
+        with b.when(on):
+            yield address
+    else:
+        yield b.select(on, address, _spare(b, "nowhere"))
 
 
 def load(scope: Scope, node: Node, values: tuple[Value, ...]) -> Value:
@@ -232,9 +248,8 @@ def _write(scope: Scope, where: Place, value: Value, active: Value | None, kind:
     if where.shape == "one":
         if value.lanes > 1:
             raise ValueError("a value that differs between lanes is stored to one element")
-        if active is not None:
-            address = b.select(active, address, _spare(b, "nowhere"))
-        b.do(f"store {value}, {address}, align {align}")
+        with _where_on(scope, address, active) as address:
+            b.do(f"store {value}, {address}, align {align}")
         return
     if where.shape == "run" and where.stride == 1 and active is None:
         b.do(f"store {value}, {address}, align {align}")
@@ -255,12 +270,8 @@ def _mark(scope: Scope, where: Place, conditions: list[Value]) -> None:
     if where.shape != "one":
         _write(scope, where, scope.wide(true), on, "i8")
         return
-    then, after = b.new_label("then"), b.new_label("after")
-    b.branch(_some(on), then, after)
-    b.label(then)
-    _write(scope, where, true, None, "i8")
-    b.jump(after)
-    b.label(after)
+    with b.when(_some(on)):
+        _write(scope, where, true, None, "i8")
 
 
 def _joined(mode: str, old: Value, new: Value, dtype: torch.dtype) -> Value:
@@ -283,15 +294,22 @@ def _join_by_lane(
         address = where.pointer if where.shape != "lanes" else b.extract(where.pointer, lane)
         if where.shape == "run" and lane:
             address = b.emit(f"getelementptr {kind}, {address}, i64 {lane * where.stride}", "ptr")
-        if active is not None:
-            address = b.select(b.extract(active, lane), address, _spare(b, "nowhere"))
-        element = b.extract(value, lane)
-        if mode == "atomic_add":
-            operation = "fadd" if kind in FLOATS else "add"
-            b.emit(f"atomicrmw {operation} {address}, {element} monotonic, align {align}", kind)
-        else:
-            old = b.emit(f"load {kind}, {address}, align {align}", kind)
-            b.do(f"store {_joined(mode, old, element, dtype)}, {address}, align {align}")
+        with _where_on(scope, address, None if active is None else b.extract(active, lane)) as address:
+            element = b.extract(value, lane)
+            if mode == "atomic_add":
+                _add_atomically(address, element, dtype)
+            else:
+                old = b.emit(f"load {kind}, {address}, align {align}", kind)
+                b.do(f"store {_joined(mode, old, element, dtype)}, {address}, align {align}")
+
+
+def _add_atomically(address: Value, element: Value, dtype: torch.dtype) -> None:
+    b, scope = address.b, 'syncscope("device") ' if address.b.target.triple else ""
+    align = BITS[element.scalar] // 8
+    if dtype == torch.bfloat16:
+        element = b.bitcast(element, "bfloat")
+    operation = "fadd" if dtype.is_floating_point else "add"
+    b.emit(f"atomicrmw {operation} {address}, {element} {scope}monotonic, align {align}", element.scalar)
 
 
 # ---- loads that run along memory in a ``tile`` loop, across it in the vector loop around --------------------------

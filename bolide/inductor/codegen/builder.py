@@ -7,7 +7,8 @@ Numbers become constants of the other operand's type. Nothing here knows of kern
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Union
 
 from bolide.inductor.machine import Target
@@ -245,6 +246,16 @@ class Builder:
 
     def branch(self, condition: Value, yes: str, no: str) -> None:
         self.do(f"br {condition}, label %{yes}, label %{no}")
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        """What is written inside is run under a condition."""
+        then, after = self.new_label("then"), self.new_label("after")
+        self.branch(condition, then, after)
+        self.label(then)
+        yield
+        self.jump(after)
+        self.label(after)
 
     def phi(self, scalar: str, lanes: int, start: Value, start_block: str) -> tuple[Value, int]:
         """A phi whose value from the back edge is not known yet: returns it and a ticket for `close_phi`."""

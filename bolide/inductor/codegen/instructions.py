@@ -93,6 +93,8 @@ def through_bfloat16(value: Value, short_nans: bool = False) -> Value:
     """A float32 rounded to the nearest bfloat16, ties to even, without moving bits between lanes; NaN becomes a quiet
     NaN. `short_nans`: the lower half of each NaN's bits is zero, so rounding leaves it a NaN."""
     b = value.b
+    if b.target.rounds:
+        return _widen(b.bitcast(b.convert("fptrunc", value, "bfloat"), "i16"), torch.bfloat16)
     bits = b.bitcast(value, "i32")
     lanes = b.target.vector_bits // 32
     if b.target.dots and bits.lanes % lanes == 0:
@@ -135,6 +137,8 @@ def compare(op: str, dtype: torch.dtype, a: Value, b: Value) -> Value:
 def minimum(op: str, dtype: torch.dtype, a: Value, b: Value) -> Value:
     """``min``/``max``: NaN if either is NaN; of equal ones (0.0 and -0.0) the second. ``fmin``/``fmax``: NaN only if
     both are; of equal ones the first."""
+    if a.b.target.triple and a.scalar == "float" and not op.startswith("f"):
+        return a.b.intrinsic(f"{op}imum", a, b)  # one instruction; 0.0 is above -0.0
     if op.startswith("f"):
         a, b = b, a
     better = compare("lt" if op.endswith("min") else "gt", dtype, a, b)

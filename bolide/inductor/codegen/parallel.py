@@ -18,7 +18,8 @@ from bolide.symbolic import Expr
 @dataclass(frozen=True, slots=True)
 class Region:
     """Top-level statements that become one function: the body of a nest of parallel `axes` that are bound to
-    threads; or a `vector` loop that is (then body is that loop alone); or code for one thread."""
+    threads, or to a grid; or a `vector` loop that threads share (then body is that loop alone); or code for one thread,
+    or one team."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -37,7 +38,7 @@ def regions_of(body: Sequence[Stmt], name: str) -> list[Region]:
     for statement in body:
         label = f"{name}.{len(regions)}"
         nest = bound_nest(statement)
-        if nest and nest[0].axis.kind == "vector":
+        if nest and nest[0].axis.kind == "vector" and nest[0].axis.bound == "threads":
             regions.append(Region(label, (), (statement,), nest[0]))
         elif nest:
             regions.append(Region(label, tuple([loop.axis for loop in nest]), nest[-1].body))

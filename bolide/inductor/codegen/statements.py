@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import ClassVar
 
 from bolide.inductor.codegen import parallel
 from bolide.inductor.codegen.accesses import prepare, store, turned, turned_loads
@@ -27,7 +28,7 @@ from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.function_values import Accumulator, FunctionValues, Parts
 from bolide.inductor.codegen.instructions import MEMORY
 from bolide.inductor.codegen.scope import fits
-from bolide.inductor.ir.loops import VECTOR_KINDS, Axis, Init, Kernel, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.loops import VECTOR_KINDS, Axis, Init, Kernel, Local, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.walks import nodes_below, roots_in, roots_of, statements
 from bolide.inductor.machine import Machine
 from bolide.symbolic import Expr
@@ -43,26 +44,29 @@ def kernel_code(kernel: Kernel, name: str, machine: Machine, declarations: dict[
     """The text of the functions of `kernel`, whose entry is @`name`."""
     dependences = Dependences(kernel)
     regions = parallel.regions_of(kernel.body, name)
-    functions = [_RegionWriter(kernel, dependences, machine, declarations).region(region) for region in regions]
+    functions = [RegionWriter(kernel, dependences, machine, declarations).region(region) for region in regions]
     return "\n".join((*functions, parallel.entry(kernel, name, regions, machine, declarations)))
 
 
-class _RegionWriter:
+class RegionWriter:
     """Writes one region's function."""
+
+    Values: ClassVar[type[FunctionValues]] = FunctionValues
 
     def __init__(
         self, kernel: Kernel, dependences: Dependences, machine: Machine, declarations: dict[str, str]
     ) -> None:
         self.kernel, self.machine, self.target = kernel, machine, machine.target
         self.b = Builder(declarations, machine.target)
-        self.r = FunctionValues(self.b, dependences)
+        self.r = self.Values(self.b, dependences)
+        self.levels = LEVELS
         self._lanes: dict[int, int] = {}
 
     # ---- the function ----
 
     def region(self, region: parallel.Region) -> str:
         b, r = self.b, self.r
-        self._parameters(region.body)
+        self.parameters(region.body)
         begin, end = Value(b, "%begin", "i64", 1), Value(b, "%end", "i64", 1)
         if region.axes:
             self._parallel(region, begin, end)
@@ -80,9 +84,9 @@ class _RegionWriter:
         head = f"define internal void @{region.name}(ptr %args, i64 %begin, i64 %end) {self.target.attributes}"
         return "\n".join((f"{head} {{", "entry:", *b.lines, "}"))
 
-    def _parameters(self, body: Sequence[Stmt]) -> None:
+    def parameters(self, body: Sequence[Stmt]) -> None:
         """Load the addresses and sizes from the argument words, and make room for scratch memory."""
-        b, r = self.b, self.r
+        r = self.r
         used = {s.access.buffer for s in statements(body) if isinstance(s, Store)}
         used |= {node.arg.buffer for node in nodes_below(roots_in(body)) if node.op == "load"}
         for position, param in enumerate(self.kernel.params):
@@ -93,18 +97,17 @@ class _RegionWriter:
         for local in self.kernel.locals:
             r.types[local.name] = local.dtype
             if local.name in used:
-                room = r.scalar(local.numel)
-                r.buffers[local.name] = b.emit(f"alloca {MEMORY[local.dtype]}, {room}, align 64", "ptr")
+                r.buffers[local.name] = self.room(local)
+
+    def room(self, local: Local) -> Value:
+        """The address of scratch memory."""
+        return self.b.emit(f"alloca {MEMORY[local.dtype]}, {self.r.scalar(local.numel)}, align 64", "ptr")
 
     def _parallel(self, region: parallel.Region, begin: Value, end: Value) -> None:
         """A loop over the linear range of a nest of parallel axes; the axes count along like the digits of a clock."""
         b, r = self.b, self.r
         extents = [r.scalar(axis.extent) for axis in region.axes]
-        rest, starts = begin, list[Value]()
-        for extent in reversed(extents[1:]):
-            starts.insert(0, b.binary("urem", rest, extent))
-            rest = b.binary("udiv", rest, extent)
-        starts.insert(0, rest)
+        starts = self.digits(begin, extents)
         self.hoist(region.body, changed_by(region.body).union(axis.name for axis in region.axes))
         before, label, done = b.block, b.new_label("range"), b.new_label("done")
         b.jump(label)
@@ -112,7 +115,7 @@ class _RegionWriter:
         linear, ticket = b.phi("i64", 1, begin, before)
         digits = [b.phi("i64", 1, start, before) for start in starts]
         places = {axis.name: digit for axis, (digit, _) in zip(region.axes, digits)}
-        self._iteration(places, lambda: self.statements(region.body))
+        self.iteration(places, lambda: self.statements(region.body))
         carry: Value | None = None
         for (digit, digit_ticket), extent in zip(reversed(digits), reversed(extents)):
             up = digit + (1 if carry is None else b.convert("zext", carry, "i64"))
@@ -122,6 +125,14 @@ class _RegionWriter:
         b.close_phi(ticket, following, b.block)
         b.branch(b.compare("icmp ult", following, end), label, done)
         b.label(done)
+
+    def digits(self, number: Value, extents: Sequence[Value]) -> list[Value]:
+        """A number, as a clock with these extents shows it."""
+        rest, digits = number, list[Value]()
+        for extent in reversed(extents[1:]):
+            digits.insert(0, self.b.binary("urem", rest, extent))
+            rest = self.b.binary("udiv", rest, extent)
+        return [rest, *digits]
 
     # ---- statements ----
 
@@ -136,14 +147,18 @@ class _RegionWriter:
             elif isinstance(statement, Update):
                 self.update(statement)
             else:
-                values = tuple(self.r.value(node) for node in statement.operands)
-                store(self.r, statement, self.r.value(statement.value), values)
-                self.r.forget((f"buf:{statement.access.buffer}",))
+                self.store(statement)
         for name in declared:
             self.r.forget((f"acc:{name}",))
             for key in self.r.partials_of((name,)):
                 del self.r.partials[key]
             del self.r.accumulators[name]
+
+    def store(self, statement: Store) -> None:
+        r = self.r
+        values = tuple(r.value(node) for node in statement.operands)
+        store(r, statement, r.value(statement.value), values)
+        r.forget((f"buf:{statement.access.buffer}",))
 
     def init(self, statement: Init, following: Iterable[Stmt]) -> None:
         """Declare an accumulator with one set of partial results for each number of lanes that it is updated with."""
@@ -237,7 +252,7 @@ class _RegionWriter:
         elif loop.axis.kind == "tile":
             self._tile(loop)
         else:
-            self._serial(loop, start, stop)
+            self.serial(loop, start, stop)
 
     def _tile(self, loop: Loop) -> None:
         """A ``tile`` loop: whole tiles written out, with transposed registers for the loads that run along it; what is
@@ -246,7 +261,7 @@ class _RegionWriter:
         count, whole = r.scalar(loop.axis.extent), loop.axis.extent.bounds()[1] or 0
         loads = turned_loads(loop, r.vector) if r.vector is not None and whole % r.lanes == 0 else []
         if not loads or (count.number is not None and count.number != whole):
-            self._serial(loop, b.const(0, "i64"), count)
+            self.serial(loop, b.const(0, "i64"), count)
             return
 
         def written_out() -> None:
@@ -255,14 +270,14 @@ class _RegionWriter:
                 rows = [turned(r, load, loop.axis.name, first) for load in loads]
                 for step in range(r.lanes):
                     values = {load: row[step] for load, row in zip(loads, rows)}
-                    self._iteration({loop.axis.name: b.const(first + step, "i64")}, partial(self._given, values, loop))
+                    self.iteration({loop.axis.name: b.const(first + step, "i64")}, partial(self._given, values, loop))
 
         if count.number == whole:
             written_out()
         else:
             is_whole = b.compare("icmp eq", count, whole)
-            self._guarded(is_whole, written_out)
-            self._guarded(is_whole ^ -1, lambda: self._serial(loop, b.const(0, "i64"), count))
+            self.guarded(is_whole, written_out)
+            self.guarded(is_whole ^ -1, lambda: self.serial(loop, b.const(0, "i64"), count))
 
     def _given(self, values: dict[Node, Value], loop: Loop) -> None:
         """The body of a loop, where these values are known."""
@@ -270,10 +285,10 @@ class _RegionWriter:
             self.r.remember(node, value)
         self.statements(loop.body)
 
-    def _serial(self, loop: Loop, start: Value, stop: Value) -> None:
+    def serial(self, loop: Loop, start: Value, stop: Value) -> None:
         def run() -> None:
             self.hoist(loop.body, changed_by((loop,)))
-            self._counted(loop, start, stop, 1, lambda: self.statements(loop.body))
+            self.counted(loop, start, stop, 1, lambda: self.statements(loop.body))
 
         self._unless_empty(loop, start, stop, run)
 
@@ -282,7 +297,7 @@ class _RegionWriter:
         number is a multiple of lanes."""
         lanes = self.lanes(loop)
         if lanes == 1:
-            self._serial(loop, start, stop)
+            self.serial(loop, start, stop)
             return
         strip = strip_lanes(loop, lanes, self.machine)
         if strip > lanes:
@@ -315,9 +330,9 @@ class _RegionWriter:
         def run() -> None:
             self.hoist(loop.body, changed_by((loop,)))
             if whole:
-                self._counted(loop, start, stop, lanes, inside(None))
+                self.counted(loop, start, stop, lanes, inside(None))
             elif cost(loop.body) > self.machine.twice:
-                self._counted(loop, start, stop, lanes, inside(enabled))
+                self.counted(loop, start, stop, lanes, inside(enabled))
             else:
                 self._twice(loop, start, stop, inside(None), inside(enabled))
 
@@ -341,7 +356,7 @@ class _RegionWriter:
                 continue
             self._lanes[id(loop)] = own
             run = partial(self._in_lanes, loop, begin, end, whole or own == strip)
-            self._guarded(b.compare("icmp slt", begin, end), run)
+            self.guarded(b.compare("icmp slt", begin, end), run)
         self._lanes[id(loop)] = lanes
 
     def _twice(self, loop: Loop, start: Value, stop: Value, full: Body, rest: Body) -> None:
@@ -351,19 +366,19 @@ class _RegionWriter:
         if start.number is not None and stop.number is not None:
             middle = b.const(stop.number // lanes * lanes, "i64")
             if stop.number // lanes * lanes > start.number:
-                self._counted(loop, start, middle, lanes, full)
-            self._at(loop, middle, rest)
+                self.counted(loop, start, middle, lanes, full)
+            self.at(loop, middle, rest)
             return
         middle = stop & -lanes  # start is a multiple of lanes, a power of two
-        self._guarded(b.compare("icmp slt", start, middle), lambda: self._counted(loop, start, middle, lanes, full))
-        self._guarded(b.compare("icmp slt", middle, stop), lambda: self._at(loop, middle, rest))
+        self.guarded(b.compare("icmp slt", start, middle), lambda: self.counted(loop, start, middle, lanes, full))
+        self.guarded(b.compare("icmp slt", middle, stop), lambda: self.at(loop, middle, rest))
 
-    def _at(self, loop: Loop, position: Value, body: Body) -> None:
+    def at(self, loop: Loop, position: Value, body: Body) -> None:
         """One iteration."""
         self.r.forget(changed_by(loop.body))
-        self._iteration({loop.axis.name: position}, body)
+        self.iteration({loop.axis.name: position}, body)
 
-    def _iteration(self, places: dict[str, Value], body: Body) -> None:
+    def iteration(self, places: dict[str, Value], body: Body) -> None:
         """`body` with the axes at these places."""
         r = self.r
         r.level += 1
@@ -378,9 +393,9 @@ class _RegionWriter:
         if (loop.axis.extent.bounds()[0] or 0) > 0:
             run()
         else:
-            self._guarded(self.b.compare("icmp slt", start, stop), run)
+            self.guarded(self.b.compare("icmp slt", start, stop), run)
 
-    def _guarded(self, condition: Value, run: Body) -> None:
+    def guarded(self, condition: Value, run: Body) -> None:
         """Run code under a condition; accumulators keep their values if it does not hold."""
         b, r = self.b, self.r
         before = dict(r.partials)
@@ -400,14 +415,14 @@ class _RegionWriter:
                 r.partials[key] = tuple(b.merge(n, then_block, o, before_block) for n, o in zip(new, old))
                 r.forget((f"acc:{key[0]}",))
 
-    def _counted(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
+    def counted(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
         """A loop that runs at least once. Long sums are added up in blocks, and these in blocks of blocks."""
         accumulators = self.r.accumulators
         sums = [name for name in updated_in(loop.body) if name in accumulators and accumulators[name].blocked]
         if loop.axis.kind == "scan":
             sums = []  # each sum is read
         levels: list[int] = []
-        while sums and len(levels) < LEVELS and not _at_most(start, stop, step * BLOCK ** (len(levels) + 1)):
+        while sums and len(levels) < self.levels and not _at_most(start, stop, step * BLOCK ** (len(levels) + 1)):
             levels.append(step * BLOCK ** (len(levels) + 1))
         self._blocks(loop, start, stop, [step, *levels], sums, body)
 
@@ -415,7 +430,7 @@ class _RegionWriter:
         """A loop over blocks of the last of `steps`, each of which adds up blocks of the step before it."""
         *inner, step = steps
         if not inner:
-            self._repeat(loop, start, stop, step, body)
+            self.repeat(loop, start, stop, step, body)
             return
         b, r = self.b, self.r
 
@@ -429,16 +444,16 @@ class _RegionWriter:
             for key, parts in before.items():
                 r.partials[key] = r.accumulators[key[0]].join(parts, r.partials[key])
 
-        self._repeat(loop, start, stop, step, block)
+        self.repeat(loop, start, stop, step, block)
 
-    def _repeat(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
+    def repeat(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
         """The plain loop: phis for the position and for the accumulators that are updated in it. Few cheap iterations
         are written out."""
         b, r = self.b, self.r
         if _is_short(loop, start, stop, step, self.machine.written_out):
             assert start.number is not None and stop.number is not None
             for place in range(start.number, stop.number, step):
-                self._at(loop, b.const(place, "i64"), body)
+                self.at(loop, b.const(place, "i64"), body)
             r.forget(changed_by(loop.body))
             return
         before, label, done = b.block, b.new_label("loop"), b.new_label("done")
@@ -452,7 +467,7 @@ class _RegionWriter:
             tickets.append((key, [number for _, number in phis]))
         axis = loop.axis.name
         outer = (r.env[axis], r.depth[axis]) if axis in r.env else None
-        self._at(loop, position, body)
+        self.at(loop, position, body)
         following = position + step
         end = b.block
         b.close_phi(ticket, following, end)

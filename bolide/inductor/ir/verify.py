@@ -36,6 +36,7 @@ class _State:
     statement: Stmt | None = None
     axes: list[Axis] = field(default_factory=list)  # of the loops around the current statement, outer ones first
     nest: list[Loop] = field(default_factory=list)  # the bound loops of the current statement of the kernel's body
+    in_parts: set[str] = field(default_factory=set)  # accumulators of which each thread of a team has a part
 
     def fail(self, reason: str) -> InvalidKernel:
         """The error, with the few lines around the statement at fault."""
@@ -61,6 +62,8 @@ def verify(kernel: Kernel, sizes: Mapping[str, int] | None = None, most_local_by
         raise state.fail("two buffers have one name")
     if kernel.grain is not None and kernel.grain < 1:
         raise state.fail(f"a thread's work is {kernel.grain}")
+    if kernel.team != 1 and (kernel.team % 32 or not 32 <= kernel.team <= 1024):
+        raise state.fail(f"a team of {kernel.team} threads: it has one, or a multiple of 32, up to 1024")
     for name, numel in state.numels.items():
         if not numel.free_vars <= state.names:
             raise state.fail(f"the size of {name} uses {_list(numel.free_vars - state.names)}, not a size parameter")
@@ -72,6 +75,9 @@ def verify(kernel: Kernel, sizes: Mapping[str, int] | None = None, most_local_by
     for statement in kernel.body:
         if nest := bound_nest(statement):
             _side_by_side(state, nest)
+    for statement in statements(kernel.body):
+        if isinstance(statement, Loop) and statement.axis.bound == "team":
+            _side_by_side(state, [statement])
 
 
 def _list(names: Iterable[str]) -> str:
@@ -112,9 +118,14 @@ def _loop(state: _State, loop: Loop) -> None:
         raise state.fail(f"parallel loop {axis.name} stands inside a {kinds[-1]} loop")
     if axis.kind == "tile" and axis.extent.bounds()[1] is None:
         raise state.fail(f"tile loop {axis.name} has no bound")
-    if axis.bound is not None:
+    if axis.bound == "team":
+        _team(state, loop)
+    elif axis.bound is not None:
         _bound(state, loop)
-    outside = state.parallel_outside
+    outside, in_parts = state.parallel_outside, state.in_parts
+    if axis.bound == "team":
+        updated = {inner.name for inner in statements(loop.body) if isinstance(inner, Update)}
+        state.in_parts = updated.intersection(state.accumulators)
     if axis.kind in ("parallel", "vector"):
         state.parallel_outside = set(state.accumulators)
     state.names.add(axis.name)
@@ -122,7 +133,7 @@ def _loop(state: _State, loop: Loop) -> None:
     _body(state, loop.body)
     state.axes.pop()
     state.names.discard(axis.name)
-    state.parallel_outside = outside
+    state.parallel_outside, state.in_parts = outside, in_parts
     state.checked.clear()
 
 
@@ -130,18 +141,27 @@ def _bound(state: _State, loop: Loop) -> None:
     axis = loop.axis
     if not any(loop is bound for bound in state.nest):
         raise state.fail(f"{axis.name} is bound to {axis.bound}, but not at the top of the kernel, in a perfect nest")
-    if axis.kind != "parallel" and (axis.kind != "vector" or len(state.nest) > 1):
+    if any(outer.axis.bound != axis.bound for outer in state.nest):
+        raise state.fail(f"{axis.name} is bound to {axis.bound}, a loop next to it in the nest is not")
+    is_inside = axis.bound == "threads" or loop is not state.nest[-1]
+    if axis.kind != "parallel" and (axis.kind != "vector" or (len(state.nest) > 1 and is_inside)):
         raise state.fail(f"{axis.kind} loop {axis.name} is bound to {axis.bound}")
     if not axis.extent.free_vars.isdisjoint(outer.name for outer in state.axes):
         raise state.fail(f"the extent of {axis.name}, which is bound to {axis.bound}, changes in the loops around it")
 
 
+def _team(state: _State, loop: Loop) -> None:
+    axis = loop.axis
+    if axis.kind not in VECTOR_KINDS:
+        raise state.fail(f"{axis.kind} loop {axis.name} is bound to a team")
+
+
 def _side_by_side(state: _State, nest: Sequence[Loop]) -> None:
     """Checks that iterations of bound loops write where no other one reads or writes, but for atomic additions, and for
-    flags."""
+    flags. Scratch memory is there once for each iteration of a grid or of threads, whose team shares it."""
     state.statement = nest[0]
     shared = [loop.axis.name for loop in nest]
-    private = {local.name for local in state.kernel.locals}
+    private = {local.name for local in state.kernel.locals if nest[0].axis.bound != "team"}
     stored = {inner.access.buffer for inner in statements(nest[:1]) if isinstance(inner, Store)} - private
     touched: dict[str, dict[Touched, str]] = {buffer: {} for buffer in stored}
     _touched(nest[:1], (), touched)
@@ -235,5 +255,7 @@ def _values(state: _State, statement: Store | Update) -> None:
             init = state.accumulators.get(node.arg)
             if init is None:
                 raise state.fail(f"no accumulator {node.arg} is in scope")
+            if node.arg in state.in_parts:
+                raise state.fail(f"{node.arg} is read while each thread of a team has a part of it")
             if node.dtype != (torch.int64 if init.op.startswith("arg") else init.dtype):
                 raise state.fail(f"{node.arg} read as {node.dtype}")

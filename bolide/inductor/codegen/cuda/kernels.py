@@ -1,0 +1,291 @@
+"""Kernels for GPUs as LLVM IR text.
+
+Each region of a kernel (`parallel.regions_of`) is one entry function, whose parameters are those of the kernel: the
+addresses, then the sizes. Its teams run an iteration of the grid nest each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from bolide.inductor.codegen.analysis import Dependences, changed_by, updated_in
+from bolide.inductor.codegen.builder import Value
+from bolide.inductor.codegen.cuda.hazards import Hazards, is_together
+from bolide.inductor.codegen.cuda.teams import WARP, Team, shared_memory, special
+from bolide.inductor.codegen.function_values import FunctionValues, Parts
+from bolide.inductor.codegen.instructions import MEMORY
+from bolide.inductor.codegen.parallel import Region, regions_of
+from bolide.inductor.codegen.scope import fits, integer_atom
+from bolide.inductor.codegen.statements import RegionWriter
+from bolide.inductor.ir.definitions import volume
+from bolide.inductor.ir.loops import Axis, Kernel, Local, Loop, Stmt, Store, Update
+from bolide.inductor.ir.walks import nodes_below, roots_in, roots_of
+from bolide.inductor.machine import Machine
+from bolide.symbolic import Expr
+from bolide.symbolic.expr import Atom
+
+#: Threads of a block whose teams have one, and teams of a block whose teams are warps.
+BLOCK, WARPS = 256, 4
+#: Bytes of shared memory that blocks have without asking for more.
+SHARED = 48 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One entry function: `symbol` is its name in the module. `teams` of `team` threads each run it, `teams_per_block`
+    in a block: so a block has team · teams_per_block threads, and there are ⌈teams / teams_per_block⌉ blocks. `teams`
+    is an expression in the kernel's sizes, and may be 0: then there is nothing to launch."""
+
+    symbol: str
+    teams: Expr
+    team: int
+    teams_per_block: int
+
+
+def gpu_module(kernels: Sequence[Kernel], machine: Machine) -> tuple[str, list[tuple[Launch, ...]]]:
+    """One LLVM module with the code of `kernels`, and the launches of each, to be made one after the other on one
+    stream. Kernel number n has the entries ``k<n>_0``, ``k<n>_1`` …, whose parameters are the addresses of
+    `kernel.params`, then `kernel.sizes` as int64. The kernels must be verified. ValueError for scratch memory without
+    a bound."""
+    declarations: dict[str, str] = {}
+    functions: list[str] = []
+    launches: list[tuple[Launch, ...]] = []
+    for number, kernel in enumerate(kernels):
+        dependences = Dependences(kernel)
+        made = []
+        for place, region in enumerate(regions_of(kernel.body, f"k{number}")):
+            writer = TeamWriter(kernel, dependences, machine, declarations, f"k{number}_{place}")
+            text, launch = writer.entry(region)
+            functions.append(text)
+            made.append(launch)
+        launches.append(tuple(made))
+    head = f'target triple = "{machine.target.triple}"'
+    return "\n".join((head, *declarations.values(), *functions)), launches
+
+
+class ThreadValues(FunctionValues):
+    """The values that one thread computes."""
+
+    def argument(self, position: int, kind: str) -> Value:
+        return Value(self.b, f"%a{position}", kind, 1)
+
+    def atom(self, atom: Atom) -> Value:
+        """Divisions take 32 bits where these are enough: of 64 bits, they are long functions."""
+        if atom.kind not in ("//", "%") or not all(fits(arg.terms, arg.offset) for arg in atom.args):
+            return super().atom(atom)
+        known = self.recall(("atom", atom))
+        if known is not None:
+            return known
+        left, right = (self.lane_sum(arg.terms, arg.offset, "i32") for arg in atom.args)
+        return self.remember(("atom", atom), self.b.convert("sext", integer_atom(atom, left, right), "i64"))
+
+
+class TeamWriter(RegionWriter):
+    """Writes the entry function of a region, which each thread of its teams runs.
+
+    Iterations of loops that are bound to the team are dealt out: a thread takes every so manyth. All else is run by all
+    threads alike, but for stores, which the first one makes. So all threads know the value of an accumulator, except
+    inside a loop in which the team updates it: there each has a part, and these are joined at the end."""
+
+    Values: ClassVar[type[FunctionValues]] = ThreadValues
+
+    def __init__(
+        self, kernel: Kernel, dependences: Dependences, machine: Machine, declarations: dict[str, str], symbol: str
+    ) -> None:
+        super().__init__(kernel, dependences, machine, declarations)
+        self.levels = 1
+        self.symbol = symbol
+        self.hazards = Hazards(kernel)
+        self.axes: list[Axis] = []  # of the loops around
+        self.in_parts: set[str] = set()  # accumulators of which each thread has a part
+        self.is_apart = False  # whether each thread is at an iteration of its own
+        size = kernel.team
+        self.per_block = BLOCK if size == 1 else _warps(kernel) if size == WARP else 1
+        b = self.b
+        block, thread = (b.convert("zext", special(b, name), "i64") for name in ("ctaid.x", "tid.x"))
+        #: The number of this team, and of those of its block.
+        self.number, self.place, mine = block, b.const(0, "i64"), thread
+        if size == 1:
+            self.number, mine = block * BLOCK + thread, b.const(0, "i64")
+        elif size == WARP:
+            self.place = b.binary("lshr", thread, b.const(5, "i64"))
+            self.number, mine = block * self.per_block + self.place, thread & (WARP - 1)
+        self.team = Team(b, size, mine, symbol)
+
+    # ---- the function ----
+
+    def entry(self, region: Region) -> tuple[str, Launch]:
+        """The text of the function, and how it is launched."""
+        b, r, kernel = self.b, self.r, self.kernel
+        self.parameters(region.body)
+        teams = volume(axis.extent for axis in region.axes)
+        if self.per_block > 1:
+            run, leave = b.new_label("run"), b.new_label("leave")
+            b.branch(b.compare("icmp slt", self.number, r.scalar(teams)), run, leave)
+            b.lines += [f"{leave}:", "  ret void"]
+            b.label(run)
+        places = dict[str, Value]()
+        if region.axes:
+            digits = self._digits(teams, [axis.extent for axis in region.axes])
+            places = {axis.name: digit for axis, digit in zip(region.axes, digits)}
+        self.axes += region.axes
+        self.grid = len(region.axes)
+        self.iteration(places, lambda: self.statements(region.body))
+        b.do("ret void")
+        kinds = ["ptr"] * len(kernel.params) + ["i64"] * len(kernel.sizes)
+        params = ", ".join(f"{kind} %a{position}" for position, kind in enumerate(kinds))
+        head = (
+            f'define ptx_kernel void @{self.symbol}({params}) nounwind "nvvm.maxntid"="{self.per_block * kernel.team}"'
+        )
+        text = "\n".join((f"{head} {{", "entry:", *b.lines, "}"))
+        return text, Launch(self.symbol, teams, kernel.team, self.per_block)
+
+    def _digits(self, teams: Expr, extents: Sequence[Expr]) -> list[Value]:
+        """The place of this team on each axis of the grid."""
+        b, r, number = self.b, self.r, self.number
+        most = teams.bounds()[1]
+        if most is None or most >= 1 << 31:
+            return self.digits(number, [r.scalar(extent) for extent in extents])
+        narrow = [b.convert("trunc", value, "i32") for value in (number, *map(r.scalar, extents))]
+        return [b.convert("zext", digit, "i64") for digit in self.digits(narrow[0], narrow[1:])]
+
+    def room(self, local: Local) -> Value:
+        """Scratch memory: the thread's own, or shared by the team, next to that of the block's other teams."""
+        b, kind = self.b, MEMORY[local.dtype]
+        most = local.numel.bounds()[1]
+        if most is None:
+            raise ValueError(f"scratch buffer {local.name} of kernel {self.kernel.name} has no bound: {local.numel}")
+        if self.team.size == 1:
+            return b.emit(f"alloca [{most} x {kind}], align 16", "ptr")
+        most += -most % 16
+        whole = shared_memory(b, f"{self.symbol}_{len(self.r.buffers)}", kind, most * self.per_block)
+        return b.emit(f"getelementptr {kind}, {whole}, {self.place * most}", "ptr")
+
+    # ---- statements ----
+
+    def store(self, statement: Store) -> None:
+        if self.team.size == 1 or self.is_apart:
+            super().store(statement)
+            return
+        self._wait_before(statement)
+        for node in roots_of(statement):
+            self.r.value(node)
+        self.guarded(self.team.is_first, partial(super().store, statement))
+        self.hazards.note(statement)
+
+    def update(self, statement: Update) -> None:
+        if not self.is_apart:
+            self._wait_before(statement)
+            self.hazards.note(statement)
+        super().update(statement)
+
+    def _wait_before(self, statement: Stmt) -> None:
+        if self.team.size > 1 and self.hazards.meets(statement):
+            self._wait()
+
+    def _wait(self) -> None:
+        self.team.barrier()
+        self.hazards.clear()
+
+    # ---- loops ----
+
+    def lanes(self, loop: Loop) -> int:
+        return 1
+
+    def loop(self, loop: Loop) -> None:
+        if self.team.size == 1 or self.is_apart:
+            super().loop(loop)
+            return
+        self._wait_before(loop)
+        r = self.r
+        names = [name for name in updated_in(loop.body) if self._is_in_parts(name, loop)]
+        before = {name: r.partials[name, 1] for name in names}
+        for name in names:
+            r.partials[name, 1] = r.accumulators[name].initial(self.b, 1)
+        self.in_parts.update(names)
+        if is_together(loop):
+            self._together(loop)
+        else:
+            self._shared(loop)
+        self.in_parts.difference_update(names)
+        if names:
+            self._join(before)
+
+    def _is_in_parts(self, name: str, loop: Loop) -> bool:
+        """Whether each thread gets a part of an accumulator in a loop: the outermost one in which only the team updates
+        it, and nobody reads it."""
+        if name in self.in_parts or name not in self.r.accumulators:
+            return False
+        if loop.axis.bound == "team":
+            return True
+        updates = [inner for inner in _outside_teams(loop.body) if isinstance(inner, Update) and inner.name == name]
+        reads = any(node.op == "acc" and node.arg == name for node in nodes_below(roots_in(loop.body)))
+        return not updates and not reads
+
+    def _join(self, before: dict[str, Parts]) -> None:
+        """Joins the parts of accumulators, and to what these were."""
+        r, team = self.r, self.team
+        if team.has_warps and len(self.axes) > self.grid:
+            team.barrier()  # the last parts may still be read
+        parts = {name: r.partials[name, 1] for name in before}
+        joined = team.joined(parts, r.accumulators)
+        if team.has_warps:
+            self.hazards.clear()
+        for name, old in before.items():
+            accumulator = r.accumulators[name]
+            is_new = [part.text for part in old] == [part.text for part in accumulator.initial(self.b, 1)]
+            r.partials[name, 1] = joined[name] if is_new else accumulator.join(old, joined[name])
+            r.forget((f"acc:{name}",))
+
+    def _together(self, loop: Loop) -> None:
+        """A loop whose iterations the team runs one after the other."""
+        before = self.hazards.copy()
+        self.hazards.begin(loop, tuple(self.axes))
+        self.axes.append(loop.axis)
+        super().loop(loop)
+        self.axes.pop()
+        self.hazards.add(before)
+
+    def _shared(self, loop: Loop) -> None:
+        """A loop whose iterations the threads share."""
+        b, r, size = self.b, self.r, self.team.size
+        start, stop = self.team.thread, r.scalar(loop.axis.extent)
+        least, most = loop.axis.extent.bounds()
+
+        def body() -> None:
+            self.statements(loop.body)
+
+        def run() -> None:
+            self.hoist(loop.body, changed_by((loop,)))
+            if most is not None and most <= size:
+                self.at(loop, start, body)
+                r.forget(changed_by(loop.body))
+            else:
+                self.repeat(loop, start, stop, size, body)
+
+        self.is_apart = True
+        if least is not None and least >= size:
+            run()
+        else:
+            self.guarded(b.compare("icmp slt", start, stop), run)
+        self.is_apart = False
+        self.hazards.note(loop)
+
+
+def _warps(kernel: Kernel) -> int:
+    """Teams of a block, each a warp: one, if it is to have all of the block's scratch memory."""
+    scratch = sum([(local.numel.bounds()[1] or 0) * local.dtype.itemsize for local in kernel.locals])
+    return WARPS if WARPS * scratch <= SHARED else 1
+
+
+def _outside_teams(body: Iterable[Stmt]) -> Iterator[Stmt]:
+    """The statements that the team runs together."""
+    for statement in body:
+        if is_together(statement):
+            assert isinstance(statement, Loop)
+            yield from _outside_teams(statement.body)
+        elif not isinstance(statement, Loop):
+            yield statement

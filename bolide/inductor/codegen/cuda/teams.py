@@ -1,0 +1,128 @@
+"""What the threads of a team do together: barriers, and partial results joined across threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bolide.inductor.codegen.builder import BITS, Builder, Value
+from bolide.inductor.codegen.function_values import Accumulator, Parts
+
+#: Threads that run in step, and change values without memory.
+WARP = 32
+#: Of equal ones (0.0 and -0.0) the second, so that threads may get different ones.
+ORDERED = ("min", "max")
+
+
+def special(b: Builder, register: str) -> Value:
+    """One of the registers that tell a thread its place, as an i32."""
+    return b.call(f"llvm.nvvm.read.ptx.sreg.{register}", (), "i32")
+
+
+class Team:
+    """The threads that share an iteration of the grid: `size` of them, `thread` is the number of this one (i64)."""
+
+    def __init__(self, b: Builder, size: int, thread: Value, symbol: str) -> None:
+        self.b, self.size, self.thread, self.symbol = b, size, thread, symbol
+        self.is_first = b.compare("icmp eq", thread, 0)
+        self.lane = b.convert("trunc", thread & (WARP - 1), "i32")
+        self._sites = 0
+
+    def barrier(self) -> None:
+        """Waits for all of the team: what they have written is there for all."""
+        if self.size <= WARP:
+            self.b.call_void("llvm.nvvm.bar.warp.sync", (self.b.const(-1, "i32"),))
+        else:
+            self.b.call_void("llvm.nvvm.barrier.cta.sync.aligned.all", (self.b.const(0, "i32"),))
+
+    @property
+    def has_warps(self) -> bool:
+        """Whether partial results go through memory: then `joined` waits for all of the team."""
+        return self.size > WARP
+
+    def joined(self, parts: Mapping[str, Parts], accumulators: Mapping[str, Accumulator]) -> dict[str, Parts]:
+        """The results of all threads together, which all of them know. Every thread of the team must get here."""
+        joined = {name: self._across(accumulators[name], part, WARP) for name, part in parts.items()}
+        if self.has_warps:
+            joined = self._across_warps(joined, accumulators)
+        return {name: self._agreed(accumulators[name], part) for name, part in joined.items()}
+
+    def _across(self, accumulator: Accumulator, parts: Parts, width: int) -> Parts:
+        """The join of the values of groups of so many threads of a warp, a power of two."""
+        distance = width // 2
+        while distance:
+            parts = accumulator.join(parts, tuple([self._shuffled("bfly", part, distance) for part in parts]))
+            distance //= 2
+        return parts
+
+    def _agreed(self, accumulator: Accumulator, parts: Parts) -> Parts:
+        """What the first thread of a warp has, where they may differ."""
+        return tuple([self._shuffled("idx", part, 0) for part in parts]) if accumulator.op in ORDERED else parts
+
+    def _across_warps(self, parts: Mapping[str, Parts], accumulators: Mapping[str, Accumulator]) -> dict[str, Parts]:
+        b, warps = self.b, self.size // WARP
+        warp = b.binary("lshr", self.thread, b.const(5, "i64"))
+        rooms = {name: [self._room(part.scalar, warps) for part in values] for name, values in parts.items()}
+        with b.when(b.compare("icmp eq", self.lane, 0)):
+            for name, values in parts.items():
+                for room, value in zip(rooms[name], values):
+                    if value.scalar == "i1":
+                        value = b.convert("zext", value, "i8")
+                    b.do(f"store {value}, {_element(room, value.scalar, warp)}")
+        self.barrier()
+        width = 1 << (warps - 1).bit_length()
+        place = self.lane & (width - 1)
+        there = b.compare("icmp ult", place, warps)
+        mine = b.convert("zext", b.select(there, place, 0), "i64")
+        joined = {}
+        for name, values in parts.items():
+            accumulator = accumulators[name]
+            nothing = accumulator.initial(b, 1)
+            found = [_loaded(room, part.scalar, mine) for room, part in zip(rooms[name], values)]
+            others = tuple([b.select(there, value, none) for value, none in zip(found, nothing)])
+            joined[name] = self._across(accumulator, others, width)
+        return joined
+
+    def _room(self, scalar: str, count: int) -> Value:
+        """Shared memory for so many values, of this place in the code alone."""
+        self._sites += 1
+        return shared_memory(self.b, f"{self.symbol}_part{self._sites}", _stored(scalar), count)
+
+    def _shuffled(self, mode: str, value: Value, lane: int) -> Value:
+        """The value of another thread of the warp: ``bfly``, of the one whose number differs in this bit; ``idx``, of
+        the one with this number."""
+        b, scalar = value.b, value.scalar
+        if BITS[scalar] == 64:
+            whole = b.bitcast(value, "i64") if scalar == "double" else value
+            low = self._shuffled(mode, b.convert("trunc", whole, "i32"), lane)
+            upper = b.convert("trunc", b.binary("lshr", whole, b.const(32, "i64")), "i32")
+            high = b.convert("zext", self._shuffled(mode, upper, lane), "i64") << 32
+            result = high | b.convert("zext", low, "i64")
+            return b.bitcast(result, "double") if scalar == "double" else result
+        if scalar in ("float", "half"):
+            bits = b.bitcast(value, "i32" if scalar == "float" else "i16")
+            return b.bitcast(self._shuffled(mode, bits, lane), scalar)
+        if scalar != "i32":
+            return b.convert("trunc", self._shuffled(mode, b.convert("zext", value, "i32"), lane), scalar)
+        numbers = (b.const(-1, "i32"), value, b.const(lane, "i32"), b.const(WARP - 1, "i32"))
+        return b.call(f"llvm.nvvm.shfl.sync.{mode}.i32", numbers, "i32")
+
+
+def shared_memory(b: Builder, symbol: str, scalar: str, count: int) -> Value:
+    """The address of so many elements that the threads of a block share."""
+    room = f"[{count} x {scalar}]"
+    b.declarations[symbol] = f"@{symbol} = internal addrspace(3) global {room} poison, align 16"
+    return Value(b, f"addrspacecast (ptr addrspace(3) @{symbol} to ptr)", "ptr", 1)
+
+
+def _stored(scalar: str) -> str:
+    return "i8" if scalar == "i1" else scalar
+
+
+def _element(room: Value, scalar: str, position: Value) -> Value:
+    return room.b.emit(f"getelementptr {scalar}, {room}, {position}", "ptr")
+
+
+def _loaded(room: Value, scalar: str, position: Value) -> Value:
+    b, kind = room.b, _stored(scalar)
+    value = b.emit(f"load {kind}, {_element(room, kind, position)}", kind)
+    return b.compare("icmp ne", value, 0) if scalar == "i1" else value

@@ -1,0 +1,394 @@
+"""Code for GPUs: LLVM and PTX that can be made, and threads, run here one after the other, against the oracle."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from gpu_emulator import emulate
+from kernel_tools import acc, const, f32, i64, load, op, param, store, var
+
+from bolide.inductor.codegen.cuda import gpu_module, ptx_of, supported
+from bolide.inductor.ir.interpret import interpret
+from bolide.inductor.ir.loops import Axis, AxisKind, Bound, Init, Kernel, Local, Loop, Node, Param, Stmt, Update
+from bolide.inductor.ir.scalar_ops import SCALAR_OPS
+from bolide.inductor.ir.verify import InvalidKernel, verify
+from bolide.inductor.machine import HOPPER
+from bolide.symbolic import Expr, as_expr
+
+SEED = int(os.environ["BOLIDE_TEST_SEED"])
+f64, bf16, f16 = torch.float64, torch.bfloat16, torch.float16
+TEAMS = (1, 32, 96)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    print(f"seed {SEED}")
+    torch.manual_seed(SEED)
+
+
+def over(kind: AxisKind, name: str, extent: Expr | int, bound: Bound | None, *body: Stmt) -> Loop:
+    return Loop(Axis(name, as_expr(extent), kind, bound), body)
+
+
+def grid(name: str, extent: Expr | int, *body: Stmt, kind: AxisKind = "parallel") -> Loop:
+    return over(kind, name, extent, "grid", *body)
+
+
+def shared(name: str, extent: Expr | int, *body: Stmt) -> Loop:
+    """A loop of a team: a reduction if anything in it is updated."""
+    updates = any(isinstance(statement, Update) for statement in body)
+    return over("reduce_vector" if updates else "vector", name, extent, "team", *body)
+
+
+def made(params: tuple[Param, ...], *body: Stmt, team: int = 1, **more: object) -> Kernel:
+    return Kernel("k", params, body, device=torch.device("cuda"), team=team, **more)  # type: ignore[arg-type]
+
+
+def check(
+    kernel: Kernel, buffers: Mapping[str, torch.Tensor], sizes: Mapping[str, int] | None = None
+) -> dict[str, torch.Tensor]:
+    """What the threads make, which is what the oracle makes, whoever comes first; and PTX of it can be made."""
+    verify(kernel, sizes)
+    wanted = {name: tensor.clone() for name, tensor in buffers.items()}
+    interpret(kernel, wanted, sizes)
+    results: dict[str, torch.Tensor] = {}
+    for step in (1, -1):
+        results = {name: tensor.clone() for name, tensor in buffers.items()}
+        emulate(kernel, results, sizes, step)
+        for param_ in kernel.params:
+            torch.testing.assert_close(results[param_.name], wanted[param_.name], equal_nan=True)
+    ptx(kernel)
+    return results
+
+
+def ptx(kernel: Kernel) -> str:
+    text, _ = gpu_module([kernel], HOPPER)
+    return ptx_of(text, HOPPER.target)
+
+
+def test_pointwise_with_broadcasting() -> None:
+    i, j = var("i", 37), var("j", 53)
+    value = op("mul", op("add", load("x", i * 53 + j), load("bias", j)), load("scale", i))
+    params = (param("y", 37 * 53, role="out"), param("x", 37 * 53), param("bias", 53), param("scale", 37))
+    kernel = made(params, grid("i", 37, grid("j", 53, store("y", i * 53 + j, value), kind="vector")))
+    x, bias, scale = torch.randn(37, 53), torch.randn(53), torch.randn(37)
+    y = check(kernel, {"y": torch.zeros(37 * 53), "x": x.flatten(), "bias": bias, "scale": scale})["y"]
+    torch.testing.assert_close(y.view(37, 53), (x + bias) * scale[:, None])
+
+
+def test_sizes_that_change() -> None:
+    n, m = Expr.var("n", 1), Expr.var("m", 1)
+    i, j = var("i", n), var("j", m)
+    params = (param("y", n * m, role="out"), param("x", n * m))
+    body = grid("i", n, grid("j", m, store("y", i + j * n, op("neg", load("x", i * m + j))), kind="vector"))
+    kernel = made(params, body, sizes=("n", "m"))
+    for sizes in ({"n": 5, "m": 77}, {"n": 300, "m": 3}, {"n": 1, "m": 1}):
+        x = torch.randn(sizes["n"], sizes["m"])
+        y = check(kernel, {"y": torch.zeros(x.numel()), "x": x.flatten()}, sizes)["y"]
+        assert torch.equal(y, -x.T.flatten())
+
+
+def softmax(rows: int, columns: int, team: int, kept: bool) -> Kernel:
+    """With the exponentials computed twice, or kept in scratch memory."""
+    i, j = var("i", rows), var("j", columns)
+    x = load("x", i * columns + j)
+    power = op("exp", op("sub", x, acc("most")))
+    again = load("row", j) if kept else power
+    body = (
+        Init("most", "max", f32),
+        shared("j", columns, Update("most", x)),
+        Init("total", "sum", f32),
+        shared("j", columns, *([store("row", j, power)] if kept else []), Update("total", power)),
+        shared("j", columns, store("y", i * columns + j, op("div", again, acc("total")))),
+    )
+    local = (Local("row", f32, as_expr(columns)),) if kept else ()
+    params = (param("y", rows * columns, role="out"), param("x", rows * columns))
+    return made(params, grid("i", rows, *body), team=team, locals=local)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("columns", [5, 200])
+@pytest.mark.parametrize("team", TEAMS)
+def test_softmax(team: int, columns: int, kept: bool) -> None:
+    x = torch.randn(5, columns)
+    y = check(softmax(5, columns, team, kept), {"y": torch.zeros(x.numel()), "x": x.flatten()})["y"]
+    torch.testing.assert_close(y.view_as(x), x.softmax(1))
+
+
+@pytest.mark.parametrize("team", TEAMS)
+def test_layer_norm_of_bfloat16(team: int) -> None:
+    i, j, columns = var("i", 5), var("j", 130), 130
+    x = op("cast", load("x", i * columns + j, bf16), dtype=f32)
+    mean = op("mul", acc("total"), const(1 / columns))
+    away = op("sub", x, mean)
+    scale = op("rsqrt", op("add", op("mul", acc("squares"), const(1 / columns)), const(1e-5)))
+    body = (
+        Init("total", "sum", f32),
+        shared("j", columns, Update("total", x)),
+        Init("squares", "sum", f32),
+        shared("j", columns, Update("squares", op("product", away, away))),
+        store("mean", i, mean),
+        shared("j", columns, store("y", i * columns + j, op("cast", op("mul", away, scale), dtype=bf16))),
+    )
+    params = (param("y", 5 * columns, bf16, "out"), param("mean", 5, role="out"), param("x", 5 * columns, bf16))
+    kernel = made(params, grid("i", 5, *body), team=team)
+    given = torch.randn(5, columns).bfloat16()
+    zeros = {"y": torch.zeros(5 * columns, dtype=bf16), "mean": torch.zeros(5)}
+    results = check(kernel, {**zeros, "x": given.flatten()})
+    wanted = torch.nn.functional.layer_norm(given.float(), (columns,)).bfloat16()
+    torch.testing.assert_close(results["y"].view_as(wanted), wanted)
+
+
+def test_column_sum() -> None:
+    i, j = var("i", 100), var("j", 45)
+    body = (
+        Init("total", "sum", f32),
+        over("reduce", "i", 100, None, Update("total", load("x", i * 45 + j))),
+        store("y", j, acc("total")),
+    )
+    kernel = made((param("y", 45, role="out"), param("x", 4500)), grid("j", 45, *body))
+    x = torch.randn(100, 45)
+    torch.testing.assert_close(check(kernel, {"y": torch.zeros(45), "x": x.flatten()})["y"], x.sum(0))
+
+
+@pytest.mark.parametrize("team", TEAMS)
+def test_sum_of_all_in_two_regions(team: int) -> None:
+    """Parts, and a team that joins them."""
+    i, j, p = var("i", 7), var("j", 111), var("p", 7)
+    params = (param("y", 1, role="out"), param("parts", 7, role="out"), param("x", 777))
+    parts = (
+        Init("part", "sum", f32),
+        shared("j", 111, Update("part", load("x", i * 111 + j))),
+        store("parts", i, acc("part")),
+    )
+    total = (Init("total", "sum", f32), shared("p", 7, Update("total", load("parts", p))), store("y", 0, acc("total")))
+    kernel = made(params, grid("i", 7, *parts), *total, team=team)
+    _, (launches,) = gpu_module([kernel], HOPPER)
+    assert [launch.teams.value for launch in launches] == [7, 1]
+    x = torch.randn(777)
+    y = check(kernel, {"y": torch.zeros(1), "parts": torch.zeros(7), "x": x})["y"]
+    torch.testing.assert_close(y[0], x.sum())
+
+
+@pytest.mark.parametrize("which", ["argmax", "argmin"])
+@pytest.mark.parametrize("team", TEAMS)
+def test_position_of_the_best(team: int, which: str) -> None:
+    i, j = var("i", 6), var("j", 100)
+    body = (
+        Init("best", which, f32),  # type: ignore[arg-type]
+        shared("j", 100, Update("best", load("x", i * 100 + j), Node.make("index", i64, (), j))),
+        store("y", i, acc("best", i64)),
+    )
+    kernel = made((param("y", 6, i64, "out"), param("x", 600)), grid("i", 6, *body), team=team)
+    x = torch.randint(-3, 4, (6, 100)).float()
+    x[1, 40] = x[1, 70] = float("nan")
+    x[2] = float("inf")
+    x[3] = -float("inf")
+    y = check(kernel, {"y": torch.zeros(6, dtype=i64), "x": x.flatten()})["y"]
+    assert torch.equal(y, getattr(x, which)(1))
+
+
+@pytest.mark.parametrize("dtype", [f64, f16, torch.int8, torch.int32, i64, torch.bool], ids=str)
+def test_reductions_of_all_types(dtype: torch.dtype) -> None:
+    i, j = var("i", 3), var("j", 150)
+    x = load("x", i * 150 + j, dtype)
+    value = op("cast", x, dtype=f32) if dtype == f16 else x
+    kind = value.dtype
+    ops = ["any", "all"] if dtype == torch.bool else ["sum", "max", "min"] + ["prod"] * (kind == i64)
+    params = tuple([param(name, 3, kind, "out") for name in ops])
+    body = (
+        *[Init(name, name, kind) for name in ops],  # type: ignore[arg-type]
+        shared("j", 150, *[Update(name, value) for name in ops]),
+        *[store(name, i, acc(name, kind)) for name in ops],
+    )
+    given = torch.randn(450) * 5 if dtype.is_floating_point else torch.randint(-3, 4, (450,)) * 2 + 1
+    given = given > -5 if dtype == torch.bool else given.to(dtype)
+    for team in (32, 96):
+        zeros = {name: torch.zeros(3, dtype=kind) for name in ops}
+        check(made((*params, param("x", 450, dtype)), grid("i", 3, *body), team=team), {**zeros, "x": given})
+
+
+TYPES = (f32, f64, bf16, f16, torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, i64)
+
+
+@pytest.mark.parametrize("source", TYPES, ids=str)
+def test_casts(source: torch.dtype) -> None:
+    i = var("i", 101)
+    targets = [target for target in TYPES if target != source]
+    names = [f"y{number}" for number in range(len(targets))]
+    stores = [store(name, i, op("cast", load("x", i, source), dtype=t)) for name, t in zip(names, targets)]
+    params = (*[param(name, 101, t, "out") for name, t in zip(names, targets)], param("x", 101, source))
+    x = (torch.randn(101) * 50).abs().to(source) if source != torch.bool else torch.randn(101) > 0
+    if source in (f32, f64):
+        x[:4] = torch.tensor([1e-3, 0.0, 65504.0, 1.00390625])
+    zeros = {name: torch.zeros(101, dtype=t) for name, t in zip(names, targets)}
+    results = check(made(params, grid("i", 101, *stores)), {**zeros, "x": x})
+    for name, target in zip(names, targets):
+        if target.is_floating_point:  # numbers too large for an integer are anything
+            assert torch.equal(results[name], x.to(target)), target
+
+
+@pytest.mark.parametrize("dtype", [f32, f64, bf16, f16, torch.int32, i64], ids=str)
+def test_gather_and_atomic_additions(dtype: torch.dtype) -> None:
+    i, j = var("i", 40), var("j", 9)
+    place = load("index", i, i64)
+    row = Expr.var("$0", 0, 11) * 9 + j
+    values = (load("table", row, dtype, place), load("x", i * 9 + j, dtype))
+    params = (
+        param("picked", 360, dtype, "out"),
+        param("sums", 108, dtype, "inout"),
+        param("index", 40, i64),
+        param("table", 108, dtype),
+        param("x", 360, dtype),
+    )
+    stores = (store("picked", i * 9 + j, values[0]), store("sums", row, values[1], place, mode="atomic_add"))
+    kernel = made(params, grid("i", 40, grid("j", 9, *stores, kind="vector")))
+    index, table = torch.randint(0, 12, (40,)), torch.randint(-4, 5, (12, 9)).to(dtype)
+    x = torch.randint(-2, 3, (40, 9)).to(dtype)
+    buffers = {"picked": torch.zeros(360, dtype=dtype), "sums": table.flatten(), "index": index}
+    results = check(kernel, {**buffers, "table": table.flatten(), "x": x.flatten()})
+    assert torch.equal(results["picked"].view(40, 9), table[index])
+    assert torch.equal(results["sums"].view(12, 9), table.clone().index_add_(0, index, x))
+
+
+@pytest.mark.parametrize("team", TEAMS)
+def test_masks_pieces_and_padding(team: int) -> None:
+    """Loads and stores under masks; two loops of a team that write one buffer."""
+    i, j, k = var("i", 4), var("j", 50), var("k", 7)
+    inside = op("ge", Node.make("index", i64, (), 39 - j), const(0, i64), dtype=torch.bool)
+    even = op("eq", op("mod", Node.make("index", i64, (), j), const(2, i64)), const(0, i64), dtype=torch.bool)
+    body = (
+        shared("j", 50, store("y", i * 57 + j, load("x", i * 40 + j, f32, inside, masked=True))),
+        shared("k", 7, store("y", i * 57 + 50 + k, const(2.0))),
+        shared("j", 50, store("z", i * 50 + j, load("y", i * 57 + 56 - j), even, masked=True)),
+    )
+    params = (param("z", 200, role="inout"), param("y", 228, role="inout"), param("x", 160))
+    x = torch.randn(4, 40)
+    kernel = made(params, grid("i", 4, *body), team=team)
+    y = check(kernel, {"z": torch.randn(200), "y": torch.zeros(228), "x": x.flatten()})["y"]
+    wanted = torch.cat([torch.nn.functional.pad(x, (0, 10)), torch.full((4, 7), 2.0)], 1)
+    assert torch.equal(y.view(4, 57), wanted)
+
+
+def test_integer_division_and_flags() -> None:
+    i = var("i", 200)
+    a, d = load("a", i, torch.int32), load("d", i, torch.int32)
+    ops = ["floordiv", "truncdiv", "mod", "fmod"]
+    params = tuple([param(name, 200, torch.int32, "out") for name in ops])
+    flag = store("seen", 0, op("lt", a, d, dtype=torch.bool), mode="any")
+    body = grid("i", 200, *[store(name, i, op(name, a, d)) for name in ops], flag)
+    given = (param("seen", 1, torch.bool, "inout"), param("a", 200, torch.int32), param("d", 200, torch.int32))
+    zeros = {name: torch.zeros(200, dtype=torch.int32) for name in ops}
+    numbers = torch.randint(-1000, 1000, (200,), dtype=torch.int32)
+    divisors = torch.randint(1, 30, (200,), dtype=torch.int32) * (
+        1 - 2 * torch.randint(0, 2, (200,), dtype=torch.int32)
+    )
+    seen = torch.zeros(1, dtype=torch.bool)
+    results = check(made((*params, *given), body), {**zeros, "seen": seen, "a": numbers, "d": divisors})
+    assert torch.equal(results["floordiv"], numbers // divisors) and bool(results["seen"])
+
+
+@pytest.mark.parametrize("team", TEAMS)
+def test_a_team_waits_for_what_another_thread_does(team: int) -> None:
+    """Scratch memory that is turned around in every iteration of a loop, and sums across two loops."""
+    i, s, j, n = var("i", 3), var("s", 4), var("j", 70), 70
+    body = (
+        Init("total", "sum", f32),
+        over(
+            "serial",
+            "s",
+            4,
+            None,
+            shared("j", n, store("row", j, load("x", (i * 4 + s) * n + j))),
+            shared("j", n, store("y", (i * 4 + s) * n + j, load("row", n - 1 - j))),
+            shared("j", n, Update("total", load("row", j))),
+            store("row", 0, op("add", load("row", n - 1), const(1.0))),
+            shared("j", n, store("z", (i * 4 + s) * n + j, load("row", 0))),
+        ),
+        store("sums", i, acc("total")),
+    )
+    outputs = (param("y", 12 * n, role="out"), param("z", 12 * n, role="out"), param("sums", 3, role="out"))
+    params = (*outputs, param("x", 12 * n))
+    kernel = made(params, grid("i", 3, *body), team=team, locals=(Local("row", f32, as_expr(n)),))
+    x = torch.randn(12, n)
+    zeros = {"y": torch.zeros(12 * n), "z": torch.zeros(12 * n), "sums": torch.zeros(3)}
+    results = check(kernel, {**zeros, "x": x.flatten()})
+    assert torch.equal(results["y"].view_as(x), x.flip(1))
+    torch.testing.assert_close(results["sums"], x.view(3, -1).sum(1))
+
+
+@pytest.mark.parametrize("team", [32, 96])
+def test_a_result_in_the_memory_of_an_operand(team: int) -> None:
+    """All of a row is read before any of it is stored, by other threads."""
+    i, j, n = var("i", 3), var("j", 150), 150
+    body = (
+        Init("total", "sum", f32),
+        shared("j", n, Update("total", load("x", i * n + n - 1 - j))),
+        over("serial", "k", 2, None, shared("j", n, store("y", i * n + j, acc("total")))),
+    )
+    kernel = made((param("y", 3 * n, role="out"), param("x", 3 * n)), grid("i", 3, *body), team=team)
+    x = torch.randn(3, n)
+    memory = x.flatten().clone()
+    emulate(kernel, {"y": memory, "x": memory}, step=-1)
+    torch.testing.assert_close(memory.view(3, n), x.sum(1, keepdim=True).expand(3, n))
+
+
+OF_BITS = "and or xor not shl shr"
+OF_INTEGERS = f"{OF_BITS} neg abs sign add sub mul floordiv truncdiv mod fmod min max eq ne lt le gt ge where"
+
+
+@pytest.mark.parametrize("dtype", [f32, f64, torch.int32, i64], ids=str)
+def test_what_is_supported_has_code(dtype: torch.dtype) -> None:
+    i = var("i", 8)
+    params, stores = [param("condition", 8, torch.bool)], list[Stmt]()
+    of_floats = {name for name, op_ in SCALAR_OPS.items() if op_.evaluate is not None} - {*OF_BITS.split()}
+    for name in sorted(of_floats if dtype.is_floating_point else OF_INTEGERS.split()):
+        if supported(name, dtype):
+            operands = [load(f"{name}{n}", i, dtype) for n in range(SCALAR_OPS[name].operands)]
+            if name == "where":
+                operands[0] = load("condition", i, torch.bool)
+            result = torch.bool if SCALAR_OPS[name].result == "bool" else dtype
+            params += [param(name_.arg.buffer, 8, dtype) for name_ in operands if name_.dtype == dtype]
+            params.append(param(name, 8, result, "out"))
+            stores.append(store(name, i, Node.make(name, result, tuple(operands))))
+    kernel = made(tuple(params), grid("i", 8, *stores))
+    verify(kernel)
+    assert ".entry" in ptx(kernel)
+
+
+def test_ptx_says_what_a_gpu_is_to_do() -> None:
+    text = ptx(softmax(4, 512, 128, False))
+    for wanted in ("shfl.sync.bfly.b32", "bar.sync", "st.shared.b32", "max.NaN.f32", ".maxntid 128", "ld.global.b32"):
+        assert wanted in text, wanted
+    assert "ld.b32" not in text and "st.b32" not in text  # addresses of any kind of memory
+    text = ptx(softmax(4, 512, 32, True))
+    assert "bar.warp.sync" in text and "bar.sync" not in text
+
+
+def test_what_gpus_do_not_have_is_refused() -> None:
+    i = var("i", 8)
+    params = (param("y", 8, f64, "out"), param("x", 8, f64))
+    with pytest.raises(ValueError, match="GPU"):
+        ptx(made(params, grid("i", 8, store("y", i, op("lgamma", load("x", i, f64))))))
+
+
+def test_what_a_team_may_not_do() -> None:
+    j = var("j", 64)
+    params = (param("y", 64, role="out"), param("x", 64))
+    x = load("x", j)
+    with pytest.raises(InvalidKernel, match="a part of it"):
+        verify(made(params, Init("s", "sum", f32), shared("j", 64, Update("s", op("add", x, acc("s")))), team=32))
+    with pytest.raises(InvalidKernel, match="side by side"):
+        verify(made(params, shared("j", 64, store("y", j * 0, x)), team=32))
+    with pytest.raises(InvalidKernel, match="a team of 48"):
+        verify(made(params, shared("j", 64, store("y", j, x)), team=48))
+    with pytest.raises(InvalidKernel, match="bound to a team"):
+        verify(made(params, over("serial", "j", 64, "team", store("y", j, x)), team=32))
