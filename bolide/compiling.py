@@ -190,7 +190,7 @@ def compile(
     ``(gm: fx.GraphModule, example_inputs: list[Tensor]) -> callable``, which gets `mode` and `options` as keywords if
     they are given.
     mode: ``default``, ``reduce-overhead`` (alike on the CPU: it asks for CUDA graphs), ``max-autotune`` or
-    ``max-autotune-no-cudagraphs`` (the option `max_autotune`: schedules of kernels are chosen by running them);
+    ``max-autotune-no-cudagraphs`` (the option `max_autotune`: schedules and libraries are chosen by running them);
     excludes `options`.
     options: values for `bolide.inductor.config` while compiling; ``guard_filter_fn`` (see
     `bolide.dynamo.guards.filters`) chooses which guards are kept, ``guard_fail_fn`` is told (as a `GuardFail`) which

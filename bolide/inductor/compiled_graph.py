@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol, cast
@@ -19,10 +19,10 @@ from bolide.inductor.lowering.context import device_of, input_name
 from bolide.inductor.machine import Machine, host_machine, machine_for
 from bolide.inductor.plan import Plan
 from bolide.inductor.runtime import driver
-from bolide.inductor.runtime.kernels import CompiledKernel, sequence
+from bolide.inductor.runtime.kernels import CompiledKernel, binder
 from bolide.inductor.schedule import schedule_program
 from bolide.inductor.schedule.nest import Schedule
-from bolide.inductor.schedule.pipeline import Scheduled, Tune, timed
+from bolide.inductor.schedule.pipeline import Scheduled, Tuner, timed
 from bolide.inductor.schedule.stages import Refusal
 from bolide.support import events
 from bolide.support.artifacts import is_on
@@ -119,7 +119,7 @@ def plan_graph(
     machine: Machine,
     name: str,
     seconds: dict[str, float],
-    tune: Tune | None = None,
+    tuner: Tuner | None = None,
 ) -> Planned:
     """Lowers and schedules a graph, see `compile_graph`. `seconds` takes what each part takes."""
     with timed(seconds, "lower"):
@@ -130,7 +130,7 @@ def plan_graph(
     static = [names[position] for position in info.static_inputs]
     told = program.size_vars.keys() - _data(gm)
     known = {n: program.size_vars[n] for n in names if n in told}
-    with nullcontext(tune) if tune or not config.max_autotune else _search(name, machine, known) as chosen:
+    with nullcontext(tuner) if tuner or not config.max_autotune else _search(name, machine, known) as chosen:
         scheduled = schedule_program(program, names, static, machine, chosen)
     seconds.update(scheduled.seconds)
     _record_layouts(gm, scheduled.strides)
@@ -138,16 +138,16 @@ def plan_graph(
 
 
 def compile_graph(
-    gm: torch.fx.GraphModule, info: GraphInfo, machine: Machine | None = None, tune: Tune | None = None
+    gm: torch.fx.GraphModule, info: GraphInfo, machine: Machine | None = None, tuner: Tuner | None = None
 ) -> CompiledGraph:
     """Compiles a functional ATen graph (the contract is in docs/inductor.md) for a machine, this one if none is given,
-    with the options of `inductor.config` as they are now. `tune` changes the schedule of each kernel."""
+    with the options of `inductor.config` as they are now. `tuner` chooses schedules and libraries."""
     machine = machine or _machine_of(gm)
     name = f"{info.kind}_{next(_numbers)}"
     seconds: dict[str, float] = {}
     _compile_steps(gm, machine)
-    if tune or not is_on() or machine.device != "cpu":
-        return _finished(name, _made(gm, info, machine, tune, name, seconds), seconds)
+    if tuner or not is_on() or machine.device != "cpu":
+        return _finished(name, _made(gm, info, machine, tuner, name, seconds), seconds)
     made, key = _kept_or_made(gm, info, machine, name, seconds)
     return _finished(name, made, seconds, key)
 
@@ -177,11 +177,8 @@ def _finished(name: str, made: Made, seconds: dict[str, float], key: str = "") -
     scheduled, constants, compiled = made
     plan = scheduled.plan
 
-    def bind(calls: Sequence[tuple[int, tuple[int, ...]]]) -> Callable[..., None]:
-        return sequence([(compiled[kernel], positions) for kernel, positions in calls])
-
     with timed(seconds, "driver"):
-        binding = driver.Binding(bind, constants, scheduled.objects)
+        binding = driver.Binding(binder(compiled), constants, scheduled.objects)
         run, source = driver.build(plan, binding, name)
     if events.subscribers:
         for stage, taken in seconds.items():
@@ -246,15 +243,20 @@ def _kept_or_made(
 
 
 def _made(
-    gm: torch.fx.GraphModule, info: GraphInfo, machine: Machine, tune: Tune | None, name: str, seconds: dict[str, float]
+    gm: torch.fx.GraphModule,
+    info: GraphInfo,
+    machine: Machine,
+    tuner: Tuner | None,
+    name: str,
+    seconds: dict[str, float],
 ) -> Made:
-    scheduled, constants, known = plan_graph(gm, info, machine, name, seconds, tune)
+    scheduled, constants, known = plan_graph(gm, info, machine, name, seconds, tuner)
     with timed(seconds, "codegen"):
         compiled = compile_kernels(scheduled.plan.kernels, machine, known)
     return scheduled, constants, compiled
 
 
-def _search(name: str, machine: Machine, sizes: Mapping[str, int]) -> AbstractContextManager[Tune]:
+def _search(name: str, machine: Machine, sizes: Mapping[str, int]) -> AbstractContextManager[Tuner]:
     from bolide.inductor.search import searching  # brings the progress bar along
 
     return searching(name, machine, sizes)

@@ -20,8 +20,8 @@ class InductorConfig(Config):
     )
     max_autotune: bool = option(
         False,
-        "Run the schedules that compute the same, for each kernel, and numbers of threads, and take the fastest: some "
-        "0.1 s a kernel each. What was found is kept in the artifacts.",
+        "Run the schedules that compute the same, for each kernel, numbers of threads, and libraries for each product "
+        "and convolution, and take the fastest: some 0.1 s each. What was found is kept in the artifacts.",
         env=("BOLIDE_MAX_AUTOTUNE", "TORCHINDUCTOR_MAX_AUTOTUNE"),
     )
 

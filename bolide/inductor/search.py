@@ -1,4 +1,5 @@
-"""Looks for the fastest schedule of each kernel by running those that compute the same (option `max_autotune`)."""
+"""Looks for the fastest schedule of each kernel, and the fastest library for each product and convolution, by running
+those that compute the same (option `max_autotune`)."""
 
 from __future__ import annotations
 
@@ -7,78 +8,130 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from bolide.inductor.codegen import compile_kernels
+from bolide.inductor.ir.definitions import Input, Program, volume
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.machine import Machine
 from bolide.inductor.plan.codec import digest
-from bolide.inductor.runtime.kernels import CompiledKernel
+from bolide.inductor.runtime import driver
+from bolide.inductor.runtime.kernels import binder
+from bolide.inductor.schedule import schedule_program
 from bolide.inductor.schedule.nest import Schedule
+from bolide.inductor.schedule.products import Way
 from bolide.support import artifacts
 from bolide.support.artifacts import Key
 
 GAIN = 0.95
 """An alternative takes the place of the schedule that was chosen if it takes at most this share of its time."""
 SECONDS = 0.05
-"""For the runs of one kernel's schedules together, but each runs at least `FEWEST` times."""
+"""For all runs of one choice together, but each runs at least `FEWEST` times."""
 FEWEST = 3
 MOST_BYTES = 1 << 30
-"""Kernels that work on more memory are not run."""
+"""Kernels and calls that work on more memory are not run."""
 LIGHTEST = 16
 """Threads are not tried where an element would need more than so much work to be worth the first of them."""
 
-Clock = Callable[[CompiledKernel, Sequence[int]], float]
-"""Seconds of one run of a kernel on these addresses and sizes."""
+Run = Callable[[], object]
+Clock = Callable[[Run], float]
+"""Seconds of one run."""
 
 
-def run_time(kernel: CompiledKernel, words: Sequence[int]) -> float:
-    """Runs a kernel once and tells the seconds."""
+def wall_time(run: Run) -> float:
+    """Seconds of one run by the clock on the wall: threads have no other."""
     start = time.perf_counter()
-    kernel.launch(*words)
+    run()
     return time.perf_counter() - start
+
+
+def thread_time(run: Run) -> float:
+    """Seconds of this thread's processor in one run: what else the machine does hardly matters."""
+    start = time.thread_time()
+    run()
+    return time.thread_time() - start
+
+
+class _AsTheyAre:
+    """Chooses nothing: what is measured is what was asked for."""
+
+    def schedule(self, usual: Schedule, kernel_of: Callable[[Schedule], Kernel]) -> Schedule:
+        return usual
+
+    def library(self, ways: Sequence[Way], program_of: Callable[[Way], Program]) -> Way:
+        return "aten"
 
 
 @dataclass(slots=True)
 class Search:
-    """Chooses schedules for a machine and for these `sizes`. What was found is kept with the machine code
+    """Chooses schedules and libraries for a machine and for these `sizes`. What was found is kept with the machine code
     (`support.artifacts`), so it is not looked for again, nor in a process that is given the artifacts."""
 
     machine: Machine
     sizes: Mapping[str, int]
-    clock: Clock = run_time
+    clock: Clock
     progress: Progress | None = None
     task: TaskID = field(default=TaskID(0))
 
-    def __call__(self, schedule: Schedule, kernel_of: Callable[[Schedule], Kernel]) -> Schedule:
-        """The fastest among `schedule` and its alternatives, on as many threads as are fastest for it."""
-        chosen = self._fastest_of([schedule, *schedule.alternatives()], kernel_of)
+    def schedule(self, usual: Schedule, kernel_of: Callable[[Schedule], Kernel]) -> Schedule:
+        """The fastest among a schedule and its alternatives, on as many threads as are fastest for it."""
+        chosen = self._fastest_schedule([usual, *usual.alternatives()], kernel_of)
         if self._elements(kernel_of(chosen)) * LIGHTEST >= self.machine.grain:
-            chosen = self._fastest_of([chosen, *chosen.alternative_threads(self.machine)], kernel_of)
-        if self.progress is not None:
-            self.progress.advance(self.task)
+            chosen = self._fastest_schedule([chosen, *chosen.alternative_threads(self.machine)], kernel_of)
+        self._advance()
         return chosen
 
-    def _fastest_of(self, candidates: Sequence[Schedule], kernel_of: Callable[[Schedule], Kernel]) -> Schedule:
+    def library(self, ways: Sequence[Way], program_of: Callable[[Way], Program]) -> Way:
+        """The fastest of the ways in which a call may be run."""
+        programs = [program_of(way) for way in ways]
+        inputs = programs[0].inputs
+        sizes = [volume(given.shape).value * given.dtype.itemsize for given in inputs]
+        place = 0
+        if all(sizes) and sum(sizes) <= MOST_BYTES:
+            names = {"ways": artifacts.digest_of("\n".join([digest(program) for program in programs]))}
+            names["mkldnn"] = str(torch.backends.mkldnn.enabled)
+            tensors = [_tensor(given) for given in inputs]
+            place = self._remembered(names, f"{ways[0]} call", lambda: self._runs(programs, tensors))
+        self._advance()
+        return ways[place]
+
+    def _advance(self) -> None:
+        if self.progress is not None:
+            self.progress.advance(self.task)
+
+    def _runs(self, programs: Sequence[Program], tensors: Sequence[torch.Tensor]) -> list[Run]:
+        """What runs each program on these tensors."""
+        runs: list[Run] = []
+        for program in programs:
+            names = tuple([given.name for given in program.inputs])
+            scheduled = schedule_program(program, names, names, self.machine, _AsTheyAre())
+            kernels = compile_kernels(scheduled.plan.kernels, self.machine, {})
+            binding = driver.Binding(binder(kernels), {}, scheduled.objects)
+            run, _ = driver.build(scheduled.plan, binding, "max_autotune")
+            runs.append(partial(_on_copies, run, tensors))
+        return runs
+
+    def _fastest_schedule(self, candidates: Sequence[Schedule], kernel_of: Callable[[Schedule], Kernel]) -> Schedule:
         if len(candidates) == 1:
             return candidates[0]
         kernels = [kernel_of(candidate) for candidate in candidates]
-        words = self._buffers(kernels[0])
-        if words is None:
+        buffers = self._buffers(kernels[0])
+        if buffers is None:
             return candidates[0]
         sizes = [self.sizes[size] for size in kernels[0].sizes]
-        described = [digest(kernel) for kernel in kernels]
-        names = {"kernels": artifacts.digest_of("\n".join(described)), "machine": repr(self.machine)}
-        names |= {"threads": str(self.machine.threads), "sizes": repr(sizes), "torch": torch.__version__}
-        key = Key("choices", names, kernels[0].name)
-        kept = artifacts.find(key)
-        place = int(kept) if kept is not None else -1
-        if kept is None:
-            place = self._fastest(kernels, [*(buffer.data_ptr() for buffer in words), *sizes])
-            artifacts.keep(key, str(place).encode())
+        words = [*(buffer.data_ptr() for buffer in buffers), *sizes]
+        names = {"kernels": artifacts.digest_of("\n".join([digest(kernel) for kernel in kernels]))}
+        names["sizes"] = repr(sizes)
+
+        def runs() -> list[Run]:
+            compiled = [compile_kernels([kernel], self.machine, self.sizes)[0] for kernel in kernels]
+            return [partial(kernel.launch, *words) for kernel in compiled]
+
+        place = self._remembered(names, kernels[0].name, runs)
         chosen = candidates[place]
         return replace(chosen, why=(*chosen.why, "the fastest when measured")) if place else chosen
 
@@ -97,17 +150,39 @@ class Search:
             return None
         return [_numbers(extent, param.dtype) for extent, param in zip(extents, kernel.params)]
 
-    def _fastest(self, kernels: Sequence[Kernel], words: Sequence[int]) -> int:
-        """The place of the kernel that takes least time; they take turns."""
-        compiled = [compile_kernels([kernel], self.machine, self.sizes)[0] for kernel in kernels]
-        least = [self.clock(kernel, words) for kernel in compiled]  # the first run also brings memory and code in
+    def _remembered(self, names: Mapping[str, str], label: str, runs: Callable[[], Sequence[Run]]) -> int:
+        """The place of the fastest: as it was found before for these names, machine and threads, or found now."""
+        about = {"machine": repr(self.machine), "threads": str(self.machine.threads), "torch": torch.__version__}
+        key = Key("choices", {**names, **about}, label)
+        kept = artifacts.find(key)
+        if kept is not None:
+            return int(kept)
+        place = self._fastest(runs())
+        artifacts.keep(key, str(place).encode())
+        return place
+
+    def _fastest(self, runs: Sequence[Run]) -> int:
+        """The place of the run that takes least time; they take turns."""
+        least = [self.clock(run) for run in runs]  # the first run also brings memory and code in
         end, turns = time.perf_counter() + SECONDS, 0
         while turns < FEWEST or time.perf_counter() < end:
             turns += 1
-            for place, kernel in enumerate(compiled):
-                least[place] = min(least[place], self.clock(kernel, words))
+            for place, run in enumerate(runs):
+                least[place] = min(least[place], self.clock(run))
         best = min(range(len(least)), key=least.__getitem__)
         return best if least[best] <= GAIN * least[0] else 0
+
+
+def _on_copies(run: driver.Run, tensors: Sequence[torch.Tensor]) -> object:
+    """Runs a graph, which empties the list that it is given."""
+    return run([*tensors])
+
+
+def _tensor(given: Input) -> torch.Tensor:
+    """A tensor as an input is described."""
+    shape, stride = [[extent.value for extent in extents] for extents in (given.shape, given.layout.stride)]
+    span = 1 + sum((extent - 1) * step for extent, step in zip(shape, stride))
+    return _numbers(span, given.dtype).as_strided(shape, stride)
 
 
 def _numbers(count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -121,11 +196,12 @@ def _numbers(count: int, dtype: torch.dtype) -> torch.Tensor:
 
 @contextmanager
 def searching(name: str, machine: Machine, sizes: Mapping[str, int]) -> Iterator[Search]:
-    """A search for the kernels of one graph, with a progress bar where standard error is a terminal."""
+    """A search for the kernels and calls of one graph, with a progress bar where standard error is a terminal."""
     console = Console(file=sys.stderr)
+    clock = thread_time if machine.threads == 1 else wall_time
     if not console.is_terminal:
-        yield Search(machine, sizes)
+        yield Search(machine, sizes, clock)
         return
     columns = (TextColumn("max_autotune {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        yield Search(machine, sizes, progress=progress, task=progress.add_task(name, total=None))
+        yield Search(machine, sizes, clock, progress, progress.add_task(name, total=None))

@@ -169,3 +169,8 @@ def sequence(calls: Sequence[tuple[CompiledKernel, tuple[int, ...]]]) -> Callabl
         words.extend((kernel.address, len(positions), *positions))
     launch: Callable[..., None] = _method().bind(words.buffer_info()[0], (words, tuple(calls)))
     return launch
+
+
+def binder(kernels: Sequence[CompiledKernel]) -> Callable[[Sequence[tuple[int, tuple[int, ...]]]], Callable[..., None]]:
+    """What makes one function, as `sequence` does, of launches of these kernels, which it is given by number."""
+    return lambda calls: sequence([(kernels[number], positions) for number, positions in calls])

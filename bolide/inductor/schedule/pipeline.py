@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from bolide.inductor.config import config
 from bolide.inductor.ir.definitions import Extern, Program, Result, View
@@ -21,7 +22,7 @@ from bolide.inductor.schedule.layouts import Homes, decide_layouts, find_homes, 
 from bolide.inductor.schedule.loop_writer import kernel_of, pieces_of, schedule_of
 from bolide.inductor.schedule.nest import Schedule
 from bolide.inductor.schedule.order import checks_first, order_for_memory, writes_late
-from bolide.inductor.schedule.products import accumulate_products, choose_libraries
+from bolide.inductor.schedule.products import Choose, Way, accumulate_products, choose_libraries
 from bolide.inductor.schedule.split import split_reductions, split_scatters, update_in_place
 from bolide.inductor.schedule.stages import Group, Refusal, Scheduling, Unit, description_of, unit_reads
 from bolide.inductor.schedule.steps import StepWriter
@@ -40,15 +41,17 @@ class Scheduled:
     seconds: dict[str, float]
 
 
-def program_passes(machine: Machine, fusion: bool) -> dict[str, Callable[[Program], Program]]:
-    """The passes over a program by name, in order."""
+def program_passes(
+    machine: Machine, fusion: bool, choose: Choose | None = None
+) -> dict[str, Callable[[Program], Program]]:
+    """The passes over a program by name, in order. `choose` chooses libraries."""
     passes: dict[str, Callable[[Program], Program]] = {
         "prune": prune,
         "accumulate": accumulate_products,
         "inline": partial(inline, machine=machine),
         "split": partial(split_reductions, machine=machine),
         "split scatters": partial(split_scatters, machine=machine),
-        "libraries": partial(choose_libraries, machine=machine),
+        "libraries": partial(choose_libraries, machine=machine, choose=choose),
         "checks": checks_first,
         "writes": writes_late,
         "scatters": update_in_place,
@@ -58,8 +61,14 @@ def program_passes(machine: Machine, fusion: bool) -> dict[str, Callable[[Progra
     return passes
 
 
-Tune = Callable[[Schedule, Callable[[Schedule], Kernel]], Schedule]
-"""Changes the schedule of a kernel; it is given what makes the kernel of a schedule, too."""
+class Tuner(Protocol):
+    """What may choose otherwise than rules do."""
+
+    def schedule(self, usual: Schedule, kernel_of: Callable[[Schedule], Kernel]) -> Schedule:
+        """The schedule of a kernel; `kernel_of` makes the kernel of a schedule."""
+
+    def library(self, ways: Sequence[Way], program_of: Callable[[Way], Program]) -> Way:
+        """The way in which a call is run, see `Choose`."""
 
 
 @dataclass(slots=True)
@@ -77,7 +86,7 @@ class _Job:
     """What is the same for a program and for those that its calls run; what there is of the plan and the report."""
 
     machine: Machine
-    tune: Tune
+    tuner: Tuner | None
     kernels: list[Kernel] = field(default_factory=list)
     known: dict[Structure, _Known] = field(default_factory=dict)
     schedules: list[Schedule] = field(default_factory=list)
@@ -87,11 +96,11 @@ class _Job:
 
 
 def schedule_program(
-    program: Program, inputs: tuple[str, ...], static: Collection[str], machine: Machine, tune: Tune | None = None
+    program: Program, inputs: tuple[str, ...], static: Collection[str], machine: Machine, tuner: Tuner | None = None
 ) -> Scheduled:
     """Kernels and plan of a program for a machine. `inputs` are the names of the call's arguments, tensors and sizes,
-    in order; `static` those whose memory lives anyway; `tune` changes the schedule of each kernel."""
-    job = _Job(machine, tune or (lambda schedule, _: schedule))
+    in order; `static` those whose memory lives anyway."""
+    job = _Job(machine, tuner)
     block, ctx, constants = _scheduled(job, program, inputs, static)
     origins = {known.place: tuple(known.origins) for known in job.known.values()}
     kernels = tuple([replace(kernel, origins=origins[place]) for place, kernel in enumerate(job.kernels)])
@@ -109,7 +118,8 @@ def _scheduled(
     """The steps of a program, what is known of its buffers, and its constants. `keeps`: it does not give up its
     inputs."""
     seconds = job.seconds
-    for name, run in program_passes(job.machine, config.fusion).items():
+    choose = None if job.tuner is None else job.tuner.library
+    for name, run in program_passes(job.machine, config.fusion, choose).items():
         with timed(seconds, name):
             program = run(program)
     with timed(seconds, "layouts"):
@@ -161,7 +171,7 @@ def _kernel(job: _Job, group: Group, stored: set[str], ctx: Scheduling) -> tuple
     known = job.known.get(description)
     if known is None:
         name = f"k{len(job.kernels)}_{group.stages[-1].name}"
-        schedule, kernel = _new_kernel(group, stored, ctx, name, job.tune)
+        schedule, kernel = _new_kernel(group, stored, ctx, name, job.tuner)
         numbers = {buffer: number for number, buffer in enumerate(buffers)}
         known = job.known[description] = _Known(len(job.kernels), numbers, {})
         job.kernels.append(kernel)
@@ -170,7 +180,9 @@ def _kernel(job: _Job, group: Group, stored: set[str], ctx: Scheduling) -> tuple
     return known.place, tuple([buffers[known.numbers[param.name]] for param in job.kernels[known.place].params])
 
 
-def _new_kernel(group: Group, stored: set[str], ctx: Scheduling, name: str, tune: Tune) -> tuple[Schedule, Kernel]:
+def _new_kernel(
+    group: Group, stored: set[str], ctx: Scheduling, name: str, tuner: Tuner | None
+) -> tuple[Schedule, Kernel]:
     device = ctx.buffers[group.stages[0].name].device
     machine = ctx.machine if device.type == ctx.machine.device else machine_for(device)
     chosen, pieces = schedule_of(group, pieces_of(group, stored, ctx.buffers), machine)
@@ -178,7 +190,7 @@ def _new_kernel(group: Group, stored: set[str], ctx: Scheduling, name: str, tune
     def kernel_for(schedule: Schedule) -> Kernel:
         return kernel_of(group, pieces, schedule, ctx.buffers, machine, name)
 
-    schedule = tune(chosen, kernel_for)
+    schedule = chosen if tuner is None else tuner.schedule(chosen, kernel_for)
     return schedule, kernel_for(schedule)
 
 

@@ -1,11 +1,12 @@
-"""Matrix products and convolutions: sums of products become products that add, and which library call runs each."""
+"""Matrix products and convolutions: sums of products become products that add, and which library call, or kernel, runs
+each: by bounds and by what was measured of its class (`tracing.libraries`), or by a search that runs all ways."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -15,14 +16,17 @@ from bolide.inductor.ir.definitions import (
     Described,
     Element,
     Extern,
+    Input,
     Layout,
     Program,
+    Result,
     View,
     axis_var,
     axis_vars,
+    volume,
 )
 from bolide.inductor.ir.loops import Node
-from bolide.inductor.ir.walks import readers_of, viewed
+from bolide.inductor.ir.walks import map_leaves, readers_of, viewed, views_in
 from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.stages import is_one
 from bolide.symbolic import Expr, contiguous_strides
@@ -30,6 +34,15 @@ from bolide.tracing import libraries
 
 aten = torch.ops.aten
 PRODUCTS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default))
+
+Way = Literal["aten", "onednn", "kernel", "product"]
+"""ATen's call as it is; oneDNN's; a kernel of ours; a weight gradient as a product of matrices."""
+Choose = Callable[[Sequence[Way], Callable[[Way], Program]], Way]
+"""Chooses among ways that compute the same, of which rules would take the first; it is given what makes the program
+that runs the call, and nothing else, in one of them."""
+
+TRIED = 4
+"""Kernels are tried for products of so many times the multiplications up to which they are taken untried."""
 
 
 # ---- sums of products -----------------------------------------------------------------------------------------------
@@ -95,9 +108,9 @@ def _operands(definition: Definition, shapes: Mapping[str, tuple[Expr, ...]]) ->
 # ---- small products -------------------------------------------------------------------------------------------------
 
 
-def _is_small(product: Extern, buffers: Mapping[str, Described], machine: Machine) -> bool:
-    """Whether a kernel computes a product sooner than a call of a library starts and ends (2 to 3 us). Code for
-    transposed operands that are not whole tiles takes too long to make."""
+def _is_small(product: Extern, buffers: Mapping[str, Described], machine: Machine, times: int = 1) -> bool:
+    """Whether a kernel computes a product sooner than a call of a library starts and ends (2 to 3 us); `times`: of so
+    many times as many multiplications. Code for transposed operands that are not whole tiles takes too long to make."""
     *biases, a, b = product.args
     extents = [*a.shape, b.shape[-1]]
     if any(factor != 1 for factor in product.kwargs.values()) or not all(extent.is_const for extent in extents):
@@ -109,7 +122,8 @@ def _is_small(product: Extern, buffers: Mapping[str, Described], machine: Machin
         inner % machine.tile == columns % machine.tile == 0 and inner * columns <= machine.most_laid_out * rows
     )
     worth = columns >= machine.lanes and inner > 1
-    return plain and ready and worth and 0 < prod(extent.value for extent in extents) <= machine.most_multiplications
+    most = machine.most_multiplications * times
+    return plain and ready and worth and 0 < prod(extent.value for extent in extents) <= most
 
 
 def _definitions(product: Extern, buffers: Mapping[str, Described]) -> list[Definition]:
@@ -162,7 +176,7 @@ def _has_rows(view: View, buffers: Mapping[str, Described]) -> bool:
 # ---- library calls --------------------------------------------------------------------------------------------------
 
 
-def choose_libraries(program: Program, machine: Machine) -> Program:
+def choose_libraries(program: Program, machine: Machine, choose: Choose | None = None) -> Program:
     """The program with matrix products and convolutions given to the library call that is fastest, and small products
     as definitions.
 
@@ -174,37 +188,114 @@ def choose_libraries(program: Program, machine: Machine) -> Program:
     buffers = program.buffers()
     done: list[Definition] = []
     for definition in program.definitions:
-        calls: list[Definition] = [definition]
-        if isinstance(definition, Extern) and definition.device.type == "cpu":
-            if definition.op in PRODUCTS and _is_small(definition, buffers, machine):
-                calls = _definitions(definition, buffers)
-            elif definition.op in (aten.mm.default, aten.addmm.default):
-                calls = [_linear(definition, buffers, program.size_vars)]
-            elif definition.op is aten.convolution_backward.default:
-                calls = [*_weight_gradient(definition, machine)]
-        done += calls
+        if isinstance(definition, Extern) and definition.op in _WAYS and definition.device.type == "cpu":
+            way = _usual(definition, buffers, program.size_vars, machine)
+            if choose is not None:
+                way = _chosen(way, definition, buffers, program.size_vars, machine, choose)
+            done += _run(way, definition, buffers, machine) or [definition]
+        else:
+            done.append(definition)
     return replace(program, definitions=done)
 
 
-def _weight_gradient(extern: Extern, machine: Machine) -> list[Extern]:
-    """A convolution's backward with the weight gradient on its own, where that pays."""
+def _usual(extern: Extern, buffers: Mapping[str, Described], likely: Mapping[str, int], machine: Machine) -> Way:
+    """The way of a call that rules take."""
+    if extern.op in PRODUCTS and _is_small(extern, buffers, machine):
+        return "kernel"
+    if extern.op in (aten.mm.default, aten.addmm.default):
+        a, b = extern.args[-2:]
+        extents = [extent.evaluate(likely) for extent in (*a.shape, b.shape[1])]
+        fastest = libraries.fastest(extern.dtypes[0], *extents, by_columns=_is_by_columns(a, buffers))
+        return "onednn" if fastest == "onednn" else "aten"
+    if extern.op is aten.convolution_backward.default:
+        (batch, _, *places), weights = extern.args[0].shape, volume(extern.args[2].shape)
+        positions = batch * volume(places)
+        few = positions.is_const and positions.value <= machine.most_places
+        return "product" if few and weights.is_const and weights.value >= machine.fewest_weights else "aten"
+    return "aten"
+
+
+def _chosen(
+    usual: Way,
+    extern: Extern,
+    buffers: Mapping[str, Described],
+    likely: Mapping[str, int],
+    machine: Machine,
+    choose: Choose,
+) -> Way:
+    """The way of a call that a search takes, of those that there are."""
+    there = [way for way in (usual, "aten", *_WAYS[extern.op]) if way == "aten" or _run(way, extern, buffers, machine)]
+    ways: list[Way] = [*dict.fromkeys(there)]
+    if len(ways) == 1:
+        return ways[0]
+    alone, inputs = _alone(extern, buffers, likely)
+    if not all(extent.is_const for given in inputs for extent in given.shape):
+        return usual
+    known = {given.name: (given.dtype, given.shape, given.layout) for given in inputs}
+
+    def program_of(way: Way) -> Program:
+        results: list[Result] = [
+            View(name, shape, None, None) for name, shape in zip(alone.names, alone.shapes) if name is not None
+        ]
+        return Program(inputs, _run(way, alone, known, machine) or [alone], results, {})
+
+    return choose(ways, program_of)
+
+
+def _alone(extern: Extern, buffers: Mapping[str, Described], likely: Mapping[str, int]) -> tuple[Extern, list[Input]]:
+    """A call of tensors of its own that are as its operands are, for the sizes that are likely."""
+    inputs: list[Input] = []
+
+    def sized(extents: Sequence[Expr]) -> tuple[Expr, ...]:
+        return tuple([extent.subs(likely) for extent in extents])
+
+    def operand(view: View) -> View:
+        dtype, shape, layout = buffers[view.buffer]
+        stride = view.stride or (layout and layout.stride) or contiguous_strides(shape)
+        given = Input(f"x{len(inputs)}", dtype, sized(view.shape), Layout(sized(stride), Expr.const(0)), extern.device)
+        inputs.append(given)
+        return View(given.name, given.shape, None, None)
+
+    def likely_one(leaf: View | Expr) -> View | Expr:
+        return operand(leaf) if isinstance(leaf, View) else leaf.subs(likely)
+
+    args = map_leaves(extern.args, (View, Expr), likely_one)
+    names = tuple([name and f"r{place}" for place, name in enumerate(extern.names)])
+    shapes = tuple([sized(shape) for shape in extern.shapes])
+    layouts = tuple([Layout(sized(layout.stride), layout.offset.subs(likely)) for layout in extern.layouts])
+    return replace(extern, names=names, args=args, shapes=shapes, layouts=layouts, origin=None), inputs
+
+
+# ---- ways -----------------------------------------------------------------------------------------------------------
+
+
+def _run(way: Way, extern: Extern, buffers: Mapping[str, Described], machine: Machine) -> list[Definition]:
+    """The definitions that run a call in this way; none where that cannot be, or is the call as it is."""
+    return _WAYS[extern.op][way](extern, buffers, machine) if way in _WAYS[extern.op] else []
+
+
+def _kernel(product: Extern, buffers: Mapping[str, Described], machine: Machine) -> list[Definition]:
+    return _definitions(product, buffers) if _is_small(product, buffers, machine, TRIED) else []
+
+
+def _weight_gradient(extern: Extern, buffers: Mapping[str, Described], machine: Machine) -> list[Definition]:
+    """A convolution's backward with the weight gradient on its own."""
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = extern.args
     shapes = (*grad.shape, *weight.shape)
     if not wanted[1] or transposed or groups != 1 or len(weight.shape) != 4 or not all(e.is_const for e in shapes):
-        return [extern]
-    size = [extent.value for extent in weight.shape]
-    places = grad.shape[0].value * grad.shape[2].value * grad.shape[3].value
-    dtype = extern.dtypes[1]
-    plain = libraries.takes(dtype) and extern.layouts[1] == Layout.row_major(weight.shape)
-    if not plain or places > machine.most_places or prod(size) < machine.fewest_weights:
-        return [extern]
+        return []
+    dtype, size = extern.dtypes[1], [extent.value for extent in weight.shape]
+    if not libraries.takes(dtype) or extern.layouts[1] != Layout.row_major(weight.shape):
+        return []
 
     def part(result: int, op: torch._ops.OpOverload, args: tuple[Any, ...], shape: tuple[Expr, ...]) -> Extern:
         layout = Layout.row_major(shape)
         return Extern((extern.names[result],), op, args, {}, (dtype,), (shape,), (layout,), extern.origin)
 
     lists = (list(stride), list(padding), list(dilation))
-    parts = [part(1, torch.ops.bolide.conv_weight_gradient.default, (grad, x, size, *lists), weight.shape)]
+    parts: list[Definition] = [
+        part(1, torch.ops.bolide.conv_weight_gradient.default, (grad, x, size, *lists), weight.shape)
+    ]
     if wanted[2]:  # on its own too: asked for a bias gradient, oneDNN computes the weight gradient along with it
         parts.append(part(2, aten.sum.dim_IntList, (grad, [0, 2, 3]), weight.shape[:1]))
     if wanted[0]:
@@ -213,27 +304,50 @@ def _weight_gradient(extern: Extern, machine: Machine) -> list[Extern]:
     return parts
 
 
-def _linear(extern: Extern, buffers: Mapping[str, Described], likely: Mapping[str, int]) -> Extern:
-    """a @ b (+ bias) as a linear layer with weight b.T, where that does."""
+def _convolution(extern: Extern, buffers: Mapping[str, Described], machine: Machine) -> list[Definition]:
+    """A two-dimensional convolution by oneDNN, where ATen takes loops of its own for some."""
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = extern.args
+    operands = views_in(extern.args)
+    plain = not transposed and len(weight.shape) == 4 and all(_row_major(view, buffers) for view in operands)
+    if not plain or not libraries.takes(extern.dtypes[0]) or extern.layouts[0] != Layout.row_major(extern.shapes[0]):
+        return []
+    args: tuple[object, ...] = (x, weight, bias, padding, stride, dilation, groups, "none", [], "")
+    return [replace(extern, op=torch.ops.mkldnn._convolution_pointwise.default, args=args, kwargs={})]
+
+
+def _linear(extern: Extern, buffers: Mapping[str, Described], machine: Machine) -> list[Definition]:
+    """a @ b (+ bias) as a linear layer with weight b.T."""
     *biases, a, b = extern.args
     bias = biases[0] if biases else None
+    if not libraries.takes(extern.dtypes[0]):
+        return []
     if bias is not None:
         scaled = any(factor != 1 for factor in extern.kwargs.values())
         if scaled or not isinstance(bias, View):
-            return extern
+            return []
         if bias.shape not in (b.shape[1:], (a.shape[0], b.shape[1])) or not _row_major(bias, buffers):
-            return extern  # oneDNN takes any bias for one without gaps
-    extents = [extent.evaluate(likely) for extent in (*a.shape, b.shape[1])]
-    if libraries.fastest(extern.dtypes[0], *extents, by_columns=_is_by_columns(a, buffers)) != "onednn":
-        return extern
+            return []  # oneDNN takes any bias for one without gaps
     weight = _transposed(b, buffers)
     if not _has_no_gaps(weight):  # oneDNN then falls back to a loop that is a thousand times slower
-        return extern
+        return []
     if bias is not None and len(bias.shape) == 2:
         args: tuple[object, ...] = (a, bias, weight, None, "add")
-        return replace(extern, op=torch.ops.mkldnn._linear_pointwise.binary, args=args, kwargs={})
+        return [replace(extern, op=torch.ops.mkldnn._linear_pointwise.binary, args=args, kwargs={})]
     args = (a, weight, bias, "none", [], "")
-    return replace(extern, op=torch.ops.mkldnn._linear_pointwise.default, args=args, kwargs={})
+    return [replace(extern, op=torch.ops.mkldnn._linear_pointwise.default, args=args, kwargs={})]
+
+
+_WAYS: dict[
+    torch._ops.OpOverload,
+    dict[Way, Callable[[Extern, Mapping[str, Described], Machine], list[Definition]]],
+] = {
+    aten.mm.default: {"kernel": _kernel, "onednn": _linear},
+    aten.addmm.default: {"kernel": _kernel, "onednn": _linear},
+    aten.bmm.default: {"kernel": _kernel},
+    aten.convolution.default: {"onednn": _convolution},
+    aten.convolution_backward.default: {"product": _weight_gradient},
+}
+"""The ways of an operation besides the call as it is."""
 
 
 def _transposed(view: View, buffers: Mapping[str, Described]) -> View:

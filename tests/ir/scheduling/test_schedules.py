@@ -13,7 +13,7 @@ from bolide.inductor import compile_graph
 from bolide.inductor.ir.loops import VECTOR_KINDS, Kernel, Loop
 from bolide.inductor.ir.walks import statements
 from bolide.inductor.schedule.nest import Schedule
-from tests.schedule_tools import assert_same, compiled, graph_of
+from tests.schedule_tools import Rescheduled, assert_same, compiled, graph_of
 
 R = torch.randn
 
@@ -65,7 +65,7 @@ def test_every_alternative_computes_the_same(program, choice):
         seen.append(others[choice % len(others)] if others else schedule)
         return seen[-1]
 
-    graph = compile_graph(*graph_of(program, inputs), tune=tune)
+    graph = compile_graph(*graph_of(program, inputs), tuner=Rescheduled(tune))
     expected = program(*inputs)
     for mine, theirs in zip(graph([*inputs]), [expected] if isinstance(expected, torch.Tensor) else expected):
         assert_same(mine, theirs, rtol=1e-4, atol=1e-4)
@@ -87,7 +87,7 @@ def test_blocks_and_splits_are_data_of_the_schedule(program):
         def tune(schedule, kernel_of, change=change):
             return replace(schedule, **change)
 
-        graph = compile_graph(*graph_of(program, inputs), tune=tune)
+        graph = compile_graph(*graph_of(program, inputs), tuner=Rescheduled(tune))
         for mine, theirs in zip(graph([*inputs]), expected):
             assert_same(mine, theirs)
         for report, (schedule, body) in zip(graph.kernels, shown.items()):
