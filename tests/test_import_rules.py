@@ -64,7 +64,7 @@ RARE += ("bolide.debug.repro", "bolide.functorch.cuts.budget", "bolide.functorch
 RARE += ("bolide.debug.record", "bolide.tracing.called.ordinary", "bolide.tracing.called.scans")
 RARE += ("bolide.aot", "bolide.saving", "bolide.tracing.called.loops")
 RARE += ("bolide.exporting.graphs", "bolide.exporting.shapes", "bolide.dynamo.torch_calls.attention")
-RARE += ("bolide.dynamo.guards.advice",)
+RARE += ("bolide.dynamo.guards.advice", "bolide.inductor.codegen.functions")
 SECOND = ("bolide.inductor.runtime.native",)
 """What a graph needs only when it has run some times."""
 LATE = tuple(f"{name}." for name in (*HEAVY, *RARE, *SECOND))

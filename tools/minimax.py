@@ -1,8 +1,9 @@
-"""Fits the float32 polynomial coefficients used by `bolide/inductor/codegen/math32.py`.
+"""Fits the polynomial coefficients of `bolide/inductor/codegen/math32.py` and `bolide/inductor/codegen/functions`.
 
-Run it to print them anew: ``python tools/minimax.py``. Each fit minimises the largest *weighted* error (Lawson's
-iteratively reweighted least squares on Chebyshev nodes, in float64, against mpmath), then rounds the coefficients to
-float32 one by one, lowest order first, refitting the rest after each.
+Run it to print them anew: ``python tools/minimax.py``. Each fit in float32 minimises the largest *weighted* error
+(Lawson's iteratively reweighted least squares on Chebyshev nodes, in float64, against mpmath), then rounds the
+coefficients to float32 one by one, lowest order first, refitting the rest after each. Those in float64 interpolate at
+Chebyshev nodes.
 """
 
 from __future__ import annotations
@@ -112,6 +113,9 @@ def main() -> None:
             0.56**2,
             4,
         ),
+        # sin(r) = r + r^3 P(r^2), cos(r) = 1 - r^2/2 + r^4 P(r^2) for |r| < 1.01 pi/4
+        "SIN": (lambda z: (mpmath.sin(mpmath.sqrt(z)) / mpmath.sqrt(z) - 1) / z, lambda z: z, 1e-6, 0.63, 3),
+        "COS": (lambda z: (mpmath.cos(mpmath.sqrt(z)) - 1 + z / 2) / z**2, lambda z: z**2, 1e-6, 0.63, 2),
     }
     for name, (target, weight, low, high, degree) in fits.items():
         coefficients, error = fit(target, weight, low, high, degree)
@@ -126,6 +130,38 @@ def main() -> None:
     )
     over, below, error = fit_quotient(*ratio, 1e-9, 3.92**2, 4, 6)
     print(f"# largest relative error 2^{float(mpmath.log(error * one, 2)):.1f}\nERF_OVER = {over}\nERF_UNDER = {below}")
+    print_float64()
+
+
+def print_float64() -> None:
+    """Coefficients in float64, which interpolate at Chebyshev nodes; what they are of stands where they are kept."""
+
+    def root(function: Callable[[mpmath.mpf, mpmath.mpf], mpmath.mpf]) -> Function:
+        return lambda z: function(mpmath.sqrt(z), z)
+
+    def tail(u: mpmath.mpf) -> mpmath.mpf:
+        x = 4 * (1 + u) / (1 - u)
+        return (1 + 2 * x) * mpmath.exp(x**2) * mpmath.erfc(x)
+
+    mpmath.mp.prec = 300
+    tiny = mpmath.mpf(10) ** -20
+    fits: dict[str, tuple[Function, float, float, int]] = {
+        "EXP": (lambda r: (mpmath.expm1(r) - r) / r**2, -0.3501, 0.35, 10),
+        "ATANH": (root(lambda s, z: (2 * mpmath.atanh(s) / s - 2) / z), tiny, 0.0296, 7),
+        "ATANH_REST": (root(lambda s, z: ((2 * mpmath.atanh(s) / s - 2) / z - mpmath.mpf(2) / 3) / z), tiny, 0.0296, 8),
+        "SIN": (root(lambda r, z: (mpmath.sin(r) / r - 1) / z), tiny, 0.62, 6),
+        "COS": (root(lambda r, z: (mpmath.cos(r) - 1 + z / 2) / z**2), tiny, 0.62, 6),
+        "ATAN": (root(lambda t, z: (mpmath.atan(t) / t - 1) / z), tiny, 1, 20),
+        "ASIN": (root(lambda t, z: (mpmath.asin(t) / t - 1) / z), tiny, 0.2505, 12),
+        "ERF": (root(lambda x, z: mpmath.erf(x) / x - 1), tiny, 0.85, 12),
+        "ERFC": (tail, -0.82, 0.752, 24),
+    }
+    for name, (target, low, high, degree) in fits.items():
+        numbers, error = mpmath.chebyfit(target, [mpmath.mpf(low), mpmath.mpf(high)], degree + 1, error=True)
+        print(f"{name} = (  # largest error 2^{float(mpmath.log(error, 2)):.1f}")
+        for number in reversed(numbers):
+            print(f"    {float(number)!r},")
+        print(")")
 
 
 if __name__ == "__main__":

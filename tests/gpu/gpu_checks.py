@@ -44,11 +44,12 @@ def _run(function: Callable[..., Any], arguments: tuple[Any, ...], train: bool) 
     return result, [g for g in gradients if g is not None]
 
 
-def _layout(tensors: Iterable[Any], arguments: tuple[Any, ...]) -> list[Any]:
-    """What must be as eager's besides the numbers: shapes, dtypes, devices, strides, and whose memory it is."""
+def _layout(results: Iterable[Any], gradients: list[Tensor], arguments: tuple[Any, ...]) -> list[Any]:
+    """What must be as eager's besides the numbers: shapes, dtypes, devices, whose memory it is, and of results the
+    strides."""
     found: list[Any] = []
     owners = [x.untyped_storage().data_ptr() for x in arguments if isinstance(x, Tensor)]
-    for t in tensors:
+    for t in results:
         if not isinstance(t, Tensor):
             found.append(t)
             continue
@@ -56,7 +57,7 @@ def _layout(tensors: Iterable[Any], arguments: tuple[Any, ...]) -> list[Any]:
         owner = owners.index(memory) if memory and memory in owners else None
         strides = t.stride() if t.numel() else None
         found.append((tuple(t.shape), t.dtype, t.device.type, strides, owner, t.requires_grad))
-    return found
+    return [*found, *((tuple(g.shape), g.dtype, g.device.type) for g in gradients)]
 
 
 def _wide(argument: Any) -> Any:
@@ -124,7 +125,7 @@ def check_program(program: Program, device: str, seed: int) -> str:
             want, want_gradients = _run(program.function, theirs, program.train)
             got, got_gradients = _run(compiled, ours, program.train)
             layouts = [
-                _layout([*tree_leaves(r), *g], a)
+                _layout(tree_leaves(r), g, a)
                 for r, g, a in ((want, want_gradients, theirs), (got, got_gradients, ours))
             ]
             for w, g in zip(*layouts, strict=True):

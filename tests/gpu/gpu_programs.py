@@ -141,9 +141,9 @@ for _width in (3, 50, 1000, 5000):
     program(f"softmax {_width}", rows(_width), lambda x: torch.softmax(x, -1), f32, bf16, train=True)
     program(f"log_softmax {_width}", rows(_width), lambda x: torch.log_softmax(x, -1), train=True)
     program(f"argmax {_width}", rows(_width), lambda x: (x.argmax(1), x.max(1), x.argmin(1)), f32, i64)
-program("columns", rows(77), lambda x: (x.sum(0), x.amax(0), x.mean(0)), f32, bf16, i64, train=True)
+program("columns", rows(77), lambda x: (x.sum(0), x.amax(0), x.float().mean(0)), f32, bf16, i64, train=True)
 program("tall columns", lambda m: (m.x(m.n * 300, 8),), lambda x: (x.sum(0), x.argmax(0)), f32, bf16)
-program("full", rows(999), lambda x: (x.sum(), x.mean(), x.amax(), x.argmax()), f32, bf16, f64, i64)
+program("full", rows(999), lambda x: (x.sum(), x.float().mean(), x.amax(), x.argmax()), f32, bf16, f64, i64)
 program("very long", lambda m: (m.x(3, m.n * 5000),), lambda x: (x.sum(1), x.amax(1), x.sum()), f32, bf16)
 program(
     "middle", lambda m: (m.x(6, m.n, 10),), lambda x: (x.sum(1), x.amax((0, 2)), x.mean(1, keepdim=True)), train=True

@@ -16,7 +16,18 @@ from bolide.inductor.machine import Target
 Operand = Union["Value", int, float]
 
 #: Bits of each scalar type.
-BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "half": 16, "float": 32, "double": 64, "ptr": 64}
+BITS = {
+    "i1": 1,
+    "i8": 8,
+    "i16": 16,
+    "i32": 32,
+    "i64": 64,
+    "i128": 128,
+    "half": 16,
+    "float": 32,
+    "double": 64,
+    "ptr": 64,
+}
 FLOATS = frozenset(("half", "float", "double"))
 
 

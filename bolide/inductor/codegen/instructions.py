@@ -14,7 +14,7 @@ import torch
 
 from bolide.inductor.codegen import math32
 from bolide.inductor.codegen.builder import BITS, FLOATS, Builder, Value
-from bolide.inductor.codegen.math_calls import MATH_CALLS, call_math
+from bolide.inductor.codegen.math_calls import ELEMENTARY, elementary
 from bolide.inductor.ir.scalar_ops import NARROW_FLOATS
 
 REGISTER = {
@@ -187,7 +187,7 @@ def _float_division(op: str, a: Value, d: Value) -> Value:
     b = a.b
     if op == "truncdiv":
         return b.intrinsic("trunc", a / d)
-    rest = call_math("fmod", (a, d))
+    rest = elementary("fmod", a, d)
     if op == "fmod":
         return rest
     signs_differ = b.binary("xor", b.compare("fcmp olt", d, 0.0), b.compare("fcmp olt", rest, 0.0))
@@ -250,15 +250,13 @@ def _signbit(dtype: torch.dtype, x: Value) -> Value:
 
 
 def _function(op: str, dtype: torch.dtype, *args: Value) -> Value:
-    if dtype == torch.float32 and op in math32.INLINE:
-        return math32.INLINE[op](*args)
     if dtype not in (torch.float32, torch.float64):
         raise NotImplementedError(f"no code for {op} on {dtype}")
-    return 1.0 / (call_math("exp", (-args[0],)) + 1.0) if op == "sigmoid" else call_math(op, args)
+    return elementary(op, *args)
 
 
 def _erf_plus_1(dtype: torch.dtype, x: Value) -> Value:
-    return math32.erf_plus_1(x) if dtype == torch.float32 else call_math("erf", (x,)) + 1.0
+    return math32.erf_plus_1(x) if dtype == torch.float32 else elementary("erf", x) + 1.0
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
@@ -274,7 +272,7 @@ def _rounding(name: str) -> Callable[..., Value]:
 
 #: What writes an operation: a function of the operands' dtype and the operands.
 INSTRUCTIONS: dict[str, Callable[..., Value]] = {
-    **{op: partial(_function, op) for op in (*math32.INLINE, *MATH_CALLS)},
+    **{op: partial(_function, op) for op in ELEMENTARY},
     "erf_plus_1": _erf_plus_1,
     "where": lambda dtype, condition, yes, no: condition.b.select(condition, yes, no),
     "neg": lambda dtype, x: -x,

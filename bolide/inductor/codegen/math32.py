@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 
 from bolide.inductor.codegen.builder import Value, to_float32
-from bolide.inductor.codegen.math_calls import call_math
 
 EXP = (0.5, 0.16666509211063385, 0.041666366159915924, 0.008370100520551205, 0.0013943960657343268)
 LOG = (
@@ -96,7 +95,7 @@ def _scaled(value: Value, n: Value) -> Value:
     return value * _power_of_two(half) * _power_of_two(whole - half)
 
 
-def _clamp(x: Value, low: float, high: float) -> Value:
+def clamp(x: Value, low: float, high: float) -> Value:
     """x limited to [low, high]; NaN stays NaN."""
     b = x.b
     x = b.select(b.compare("fcmp olt", x, low), low, x)
@@ -117,13 +116,13 @@ def _exp_scaled(n: Value, r: Value) -> Value:
 
 def exp(x: Value) -> Value:
     """e^x; 1.04 ulp, also where the result is subnormal."""
-    return _exp_scaled(*_reduce_exp(_clamp(x, -104.0, 89.0)))
+    return _exp_scaled(*_reduce_exp(clamp(x, -104.0, 89.0)))
 
 
 def expm1(x: Value) -> Value:
     """e^x - 1; 1.6 ulp."""
     b = x.b
-    n, r = _reduce_exp(_clamp(x, -18.0, 89.0))
+    n, r = _reduce_exp(clamp(x, -18.0, 89.0))
     p = b.fma(r * r, horner(r, EXP), r)
     # Half of 2^n keeps n = 128 in range; for n = 0 the result is p itself (halving a subnormal would lose bits).
     scale = _power_of_two(b.convert("fptosi", n, "i32") - 1)
@@ -134,7 +133,7 @@ def expm1(x: Value) -> Value:
 def exp2(x: Value) -> Value:
     """2^x; 1.2 ulp."""
     b = x.b
-    x = _clamp(x, -151.0, 129.0)
+    x = clamp(x, -151.0, 129.0)
     n = b.intrinsic("roundeven", x)
     # The fraction is exact; times ln 2 as a sum of two numbers.
     f = x - n
@@ -155,7 +154,7 @@ def _split_log(x: Value) -> tuple[Value, Value]:
     return b.select(tiny, exponent - 23.0, exponent), mantissa - 1.0
 
 
-def _log_specials(x: Value, result: Value) -> Value:
+def log_specials(x: Value, result: Value) -> Value:
     """log's values at 0, infinity, NaN and below zero."""
     b = x.b
     result = b.select(b.compare("fcmp ult", x, math.inf), result, x)  # inf -> inf; NaN falls through the next lines
@@ -174,7 +173,7 @@ def log(x: Value) -> Value:
     """Natural logarithm; 1 ulp."""
     e, f = _split_log(x)
     low = x.b.fma(e, LN2_LOW, _log1p_tail(f))
-    return _log_specials(x, x.b.fma(e, LN2_HIGH, f + low))
+    return log_specials(x, x.b.fma(e, LN2_HIGH, f + low))
 
 
 def log1p(x: Value) -> Value:
@@ -184,11 +183,11 @@ def log1p(x: Value) -> Value:
     # What rounding 1 + x lost, relative to u; nothing is lost in the other direction once x > 1.
     lost = b.select(b.compare("fcmp olt", x, 1.0), x - (u - 1.0), 1.0 - (u - x))
     e, f = _split_log(u)
-    scale = _power_of_two(-b.convert("fptosi", _clamp(e, -126.0, 126.0), "i32"))
+    scale = _power_of_two(-b.convert("fptosi", clamp(e, -126.0, 126.0), "i32"))
     f_low = lost * scale
     tail = _log1p_tail(f)
     low = b.fma(e, LN2_LOW, tail + f_low / (f + 1.0))
-    result = _log_specials(u, b.fma(e, LN2_HIGH, f + low))
+    result = log_specials(u, b.fma(e, LN2_HIGH, f + low))
     # Tiny x (also -0.0) is its own log1p.
     return b.select(b.compare("fcmp olt", b.intrinsic("fabs", x), 2.0**-25), x, result)
 
@@ -203,7 +202,7 @@ def _log_base(x: Value, factor: float, exponent_high: float, exponent_low: float
         low = b.fma(e, exponent_low, low)
     main = f * high
     low = low + b.fma(f, high, -main)  # what rounding lost of the product
-    return _log_specials(x, b.fma(e, exponent_high, main + low))
+    return log_specials(x, b.fma(e, exponent_high, main + low))
 
 
 def log2(x: Value) -> Value:
@@ -248,34 +247,19 @@ def erf_plus_1(x: Value) -> Value:
     """1 + erf(x), which is twice the normal distribution at x √2: within 2^-21 of it (not relative), exactly 0 and 2
     far out. x P(x^2) / Q(x^2), a third of the work of `erf`."""
     b = x.b
-    x = _clamp(x, -3.92, 3.92)
+    x = clamp(x, -3.92, 3.92)
     square = x * x
     total = x * horner(square, ERF_OVER) / horner(square, ERF_UNDER) + 1.0
     total = b.select(b.compare("fcmp olt", total, 0.0), 0.0, total)
     return b.select(b.compare("fcmp ogt", total, 2.0), 2.0, total)
 
 
-def _half_exp(size: Value) -> Value:
+def half_exp(size: Value) -> Value:
     """e^x / 2 for x >= 0: finite where e^x itself is not."""
     b = size.b
     n, r = _reduce_exp(b.select(b.compare("fcmp ogt", size, 90.0), 90.0, size))
     power = b.fma(r * r, horner(r, EXP), r) + 1.0
     return _scaled(power, n - 1.0)
-
-
-def cosh(x: Value) -> Value:
-    """Hyperbolic cosine; 1 ulp: Sleef's, which is infinite too early, but for large numbers."""
-    b = x.b
-    size = b.intrinsic("fabs", x)
-    return b.select(b.compare("fcmp ogt", size, 80.0), _half_exp(size), call_math("cosh", (x,)))
-
-
-def sinh(x: Value) -> Value:
-    """Hyperbolic sine; as `cosh`."""
-    b = x.b
-    size = b.intrinsic("fabs", x)
-    large = b.intrinsic("copysign", _half_exp(size), x)
-    return b.select(b.compare("fcmp ogt", size, 80.0), large, call_math("sinh", (x,)))
 
 
 INLINE = {
@@ -289,9 +273,4 @@ INLINE = {
     "tanh": tanh,
     "sigmoid": sigmoid,
     "erf": erf,
-    "cosh": cosh,
-    "sinh": sinh,
 }
-
-#: Those that are arithmetic alone.
-WITHOUT_CALLS = frozenset(INLINE) - {"cosh", "sinh"}

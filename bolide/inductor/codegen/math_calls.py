@@ -1,9 +1,10 @@
-"""Mathematical functions called, not inlined: Sleef's vector functions inside libtorch_cpu (the ones eager uses), or
-the C library's lane by lane.
+"""Mathematical functions as the target has them: written out, or called. Called are Sleef's vector functions inside
+libtorch_cpu (the ones eager uses), or the C library's lane by lane.
 """
 
 from __future__ import annotations
 
+from bolide.inductor.codegen import math32
 from bolide.inductor.codegen.builder import Value
 from bolide.support.symbols import symbol_address
 
@@ -20,8 +21,37 @@ MATH_CALLS: dict[str, str] = {
 }
 
 
-def call_math(op: str, args: tuple[Value, ...]) -> Value:
-    """`op` on float or double values with any number of lanes."""
+ELEMENTARY = frozenset((*math32.INLINE, *MATH_CALLS))
+
+
+def elementary(op: str, *args: Value) -> Value:
+    """`op` (of `ELEMENTARY`) of float or double values. NotImplementedError where the target has no such function."""
+    kind, target = args[0].scalar, args[0].b.target
+    if target.triple:
+        from bolide.inductor.codegen.functions import inline_function
+
+        function = inline_function(op, kind)
+        if function is None:
+            raise NotImplementedError(f"no code for {op} of {kind} on {target.name}")
+        return function(*args)
+    if kind == "float" and op in math32.INLINE:
+        return math32.INLINE[op](*args)
+    if kind == "float" and op in ("cosh", "sinh"):
+        return _hyperbolic(op, args[0])
+    return 1.0 / (_call("exp", (-args[0],)) + 1.0) if op == "sigmoid" else _call(op, args)
+
+
+def _hyperbolic(op: str, x: Value) -> Value:
+    """cosh or sinh; 1 ulp: Sleef's, which is infinite too early, but for large numbers."""
+    b = x.b
+    size = b.intrinsic("fabs", x)
+    far = math32.half_exp(size)
+    large = far if op == "cosh" else b.intrinsic("copysign", far, x)
+    return b.select(b.compare("fcmp ogt", size, 80.0), large, _call(op, (x,)))
+
+
+def _call(op: str, args: tuple[Value, ...]) -> Value:
+    """`op` on float or double values with any number of lanes, by a library."""
     accuracy = MATH_CALLS[op]
     b, kind = args[0].b, args[0].scalar
     width = b.target.sleef_f64 if kind == "double" else b.target.sleef_f32

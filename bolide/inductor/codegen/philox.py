@@ -12,7 +12,7 @@ import math
 
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.math32 import log
-from bolide.inductor.codegen.math_calls import call_math
+from bolide.inductor.codegen.math_calls import elementary
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -62,4 +62,4 @@ def philox_normal(seed: Value, counter: int, element: Value) -> Value:
     """A standard normal float32 for each element number (i64): sqrt(-2 ln u1) cos(2 pi u2)."""
     w0, w1 = _words(seed, counter, element)
     radius = w0.b.intrinsic("sqrt", log(_unit(w0, 1)) * -2.0)
-    return radius * call_math("cos", (_unit(w1) * (2 * math.pi),))
+    return radius * elementary("cos", _unit(w1) * (2 * math.pi))

@@ -31,7 +31,7 @@ BOUNDS = {
     "erf": 1.1,
     "lgamma": 2,
     "erfc": 1.6,
-    "acosh": 2,
+    "acosh": 2.05,
     "asinh": 1.75,
     "atanh": 1.05,
     "log2": 1.05,
