@@ -147,7 +147,7 @@ def sigmoid(x: Value) -> Value:
 
 
 def sinh(x: Value) -> Value:
-    """Hyperbolic sine; 2 ulp."""
+    """Hyperbolic sine; 2.1 ulp."""
     b = x.b
     size = absolute(x)
     grown = expm1(clamp(size, 0.0, 40.0))
@@ -223,7 +223,7 @@ def log10(x: Value) -> Value:
 
 
 def asinh(x: Value) -> Value:
-    """Inverse hyperbolic sine; 2 ulp."""
+    """Inverse hyperbolic sine; 1.8 ulp."""
     b = x.b
     size = absolute(x)
     square = size * size
@@ -233,7 +233,7 @@ def asinh(x: Value) -> Value:
 
 
 def acosh(x: Value) -> Value:
-    """Inverse hyperbolic cosine; 2 ulp."""
+    """Inverse hyperbolic cosine; 1.9 ulp."""
     b = x.b
     t = x - 1.0
     near = log1p(t + b.intrinsic("sqrt", b.fma(t, t, t + t)))
@@ -242,7 +242,7 @@ def acosh(x: Value) -> Value:
 
 
 def atanh(x: Value) -> Value:
-    """Inverse hyperbolic tangent; 2 ulp."""
+    """Inverse hyperbolic tangent; 1.7 ulp."""
     b = x.b
     size = absolute(x)
     twice = size + size
