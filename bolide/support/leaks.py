@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import re
 import types
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from bolide.support import log
 from bolide.support.errors import BolideError, Leak
 from bolide.support.garbage import collector_paused
 
-_log = log.logger("dynamo")
 C = TypeVar("C", bound=type)
 _classes: set[type] = set()
 _symbols: set[type] = set()
+_COLLECTED = (0, 1, 1, 2)  # what is left is young, and cycles through autograd's graph go by parts
 _SEARCHED = 3  # objects of one class that a holder is looked for
 _LOOKED_AT = 2000  # values in a result, at most
 _MET = 500  # objects between a leak and what the program knows, at most
@@ -70,20 +70,15 @@ def watched(name: str) -> Iterator[None]:
 
 def _refuse_living(name: str, before: set[int]) -> None:
     new = {id(value) for value in living(0)} - before
-    if not new:
-        return
-    way = None
-    for generation in (0, 2, 2):  # cycles, nearly always young, are no leaks; through autograd's graph they go by parts
+    for generation in _COLLECTED if new else ():
         left: list[object] = []  # the last ones are held by nothing any more
         gc.collect(generation)
-        left = [value for value in living(None if generation else 1) if id(value) in new]
-        way = way_to(_some(left))
-        if way is None:  # asked before the next collection, which costs more
-            break
-    if way is not None:
-        raise Leak(name, way)
-    if left:
-        _log.debug("%s: %d objects of its capture are kept by autograd's graph", name, len(left))
+        left = [value for value in living(min(generation + 1, 2)) if id(value) in new]
+        if not left:
+            return
+    if new:
+        unseen = f"{_described(left[0])} is held by what Python does not see, such as autograd's graph, or from far"
+        raise Leak(name, way_to(_some(left)) or unseen)
 
 
 def _some(leaks: list[object]) -> list[Any]:
@@ -98,7 +93,7 @@ def living(generation: int | None = None) -> list[Any]:
     """The fleeting objects that are alive, of one generation of the garbage collector or all."""
     objects = gc.get_objects(generation)
     classes = set(filter(is_fleeting, set(map(type, objects))))
-    return [value for value in objects if type(value) in classes]
+    return list(itertools.compress(objects, map(classes.__contains__, map(type, objects)))) if classes else []
 
 
 # ---- what the program is given ---------------------------------------------------------------------------------------
@@ -147,7 +142,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, str]]:
 
 def way_to(leaks: list[object]) -> str | None:
     """By what one of these objects is held: from the object to a module, or to a frame that runs. None if nothing that
-    Python knows leads to them: C++ holds them in a cycle."""
+    Python knows leads to them: C++ holds them in a cycle, or the way is long."""
     met = list(leaks)  # and what leads to them
     held: dict[int, int | None] = {id(value): None for value in met}  # what each holds of these; numbers hold nothing
     frontier = met

@@ -180,10 +180,10 @@ def _end(vm: Machine, region: CheckpointRegion) -> None:
     ):
         reason = "a checkpointed region draws other random numbers when it is computed again"
         raise _refused(vm, reason, "leave preserve_rng_state on")
-    saved = set()
+    saved, mark = set(), object()  # the graph outlives the capture, which `region` belongs to
     for node in nodes:
         if node.op == "call_function":
-            node.meta["region"] = region
+            node.meta["region"] = mark
             source = node.args[0] if node.target is operator.getitem else node
             if source in saved or (source is node and region.policy and _is_saved(vm, region.policy, node)):
                 saved.add(node)

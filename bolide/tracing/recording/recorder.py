@@ -186,12 +186,14 @@ class Recorder(abc.ABC):
         return self._slots.get(id(tensor))
 
     def release(self) -> None:
-        """Let go of the inputs when nothing more is recorded. One with a history refers to its leaf in C++, and that to
-        this trace: a cycle that no collector finds."""
+        """Let go of the inputs, and of nodes of the history, when nothing more is recorded. An input with a history
+        refers to its leaf in C++, and that to this trace; so do nodes with hooks: cycles that no collector finds."""
         for tensors in (self.inputs, self.leaves, self.renewed):
             tensors.clear()
-        for known in (self.wrappers, self._lifted, self._slots, self.seeds, self.derivation.spent):
+        for known in (self.wrappers, self._lifted, self._slots, self.seeds):
             known.clear()
+        for nodes in (self.derivation.spent, self.derivation.hooked):
+            nodes.clear()
 
     def placeholder(self, meta: TensorMeta, name: str) -> TracedTensor:
         """A placeholder that is not an input of the program: a tangent of the joint graph."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import bolide
 from bolide.dynamo.config import config
@@ -22,6 +23,16 @@ from bolide.support.errors import CompileError, Leak, Unsupported
 from bolide.tracing import Trace, TracedTensor
 
 kept: list[Any] = []
+
+
+class Layer:
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin().exp()
+
+
+LAYERS = [Layer()]
 
 
 @pytest.fixture(params=["inductor", "eager"])
@@ -52,6 +63,25 @@ def test_what_a_module_keeps_is_found(monkeypatch: pytest.MonkeyPatch, backend: 
     with pytest.raises(Leak, match=r"(?s)TracedTensor.*'kept' of .*module test_leaks"):
         bolide.compile(lambda x: x * 2, backend=backend)(torch.randn(3))
     kept.clear()
+    assert living() <= before
+
+
+def test_what_autograds_graph_keeps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node with a hook leads to the trace, and that, where it is not released, to the node."""
+    known, traces = Trace.release, []
+
+    def release(self: Trace) -> None:
+        nodes = self.derivation.hooked.copy()
+        known(self)
+        self.derivation.hooked |= nodes
+        traces.append(weakref.ref(self))
+
+    monkeypatch.setattr(Trace, "release", release)
+    before = living()
+    with pytest.raises(Leak, match="TracedTensor is held by what Python does not see"):
+        bolide.compile(hooks, backend="eager")(torch.randn(3, 4, requires_grad=True))
+    for trace in traces:
+        known(trace())
     assert living() <= before
 
 
@@ -126,7 +156,22 @@ def texts(x: torch.Tensor) -> str:
     return f"{x.sum()} of {x.shape[0]}"
 
 
-PROGRAMS = [breaks, raises, handles, makes_a_class, gradients, texts]
+def hooks(x: torch.Tensor) -> torch.Tensor:
+    """Autograd's nodes, in C++, hold the hooks, these the trace, and that the nodes."""
+    y = x.sin()
+    y.register_hook(lambda g: g * 2)
+    z = y.exp()
+    z.grad_fn.register_hook(lambda given, taken: None)  # type: ignore[union-attr]
+    return z * x
+
+
+def checkpointed(x: torch.Tensor) -> torch.Tensor:
+    """Behind what the program has written, and known to the graph."""
+    LAYERS[0].calls = x.shape[0]
+    return checkpoint(LAYERS[0].forward, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+PROGRAMS = [breaks, raises, handles, makes_a_class, gradients, texts, hooks, checkpointed]
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
