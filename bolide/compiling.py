@@ -111,7 +111,7 @@ def _core() -> Table:
     return dict(core_aten_decompositions().items())  # type: ignore[no-untyped-call]
 
 
-_INDUCTOR = TraceBackend("inductor", inductor.compile_graph, "min_cut", frozenset({"cpu"}))
+_INDUCTOR = TraceBackend("inductor", inductor.compile_graph, "min_cut", frozenset({"cpu", "cuda"}))
 register_backend(_INDUCTOR, "inductor")
 for _backend in (
     TraceBackend("aot_eager", functorch.interpret, "min_cut"),

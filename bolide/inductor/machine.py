@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -186,7 +186,14 @@ def host_machine() -> Machine:
 
 def machine_for(device: torch.device) -> Machine:
     """The machine that kernels on a device run on."""
-    return host_machine() if device.type == "cpu" else HOPPER
+    return host_machine() if device.type == "cpu" else _gpu(torch.cuda.get_device_capability(device))
+
+
+@functools.cache
+def _gpu(capability: tuple[int, int]) -> Machine:
+    """A GPU by its compute capability: newer ones than Hopper's run Hopper's code."""
+    major, minor = min(capability, (9, 0))
+    return replace(HOPPER, target=replace(HOPPER.target, cpu=f"sm_{major}{minor}"))
 
 
 @functools.cache

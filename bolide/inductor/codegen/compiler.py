@@ -13,12 +13,12 @@ from bolide.inductor.codegen.statements import kernel_code
 from bolide.inductor.ir.loops import CPU, Kernel
 from bolide.inductor.ir.structure import Structure, structure_of
 from bolide.inductor.ir.verify import verify
-from bolide.inductor.machine import Machine, Target, host_machine
+from bolide.inductor.machine import Machine, Target, host_machine, machine_for
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.support import artifacts
 from bolide.support.artifacts import Key
 from bolide.support.caches import on_reset
-from bolide.support.engine import Library, load, load_known, target_names, with_stand_ins
+from bolide.support.engine import Library, assembly, load, load_known, target_names, with_stand_ins
 from bolide.support.locks import compiling
 
 ENTRY = "kernel"
@@ -49,10 +49,27 @@ def compile_kernels(
 ) -> list[CompiledKernel]:
     """Machine code for `kernels`, in order. All that are new (equal ones count once) go through LLVM as one module.
     `sizes`: those of the call that they are made for, where those are known, for the check of accesses.
-    `machine`: what runs them; this one, if none is given. May be called from any thread. Raises InvalidKernel for one
-    that breaks a rule of loop IR, NotImplementedError for one that is not for the CPU."""
-    _refuse_others(kernels)
+    `machine`: what runs them, but for those of another device; this one, if none is given. May be called from any
+    thread. Raises InvalidKernel for one that breaks a rule of loop IR."""
     machine = machine or host_machine()
+    devices = dict.fromkeys([kernel.device for kernel in kernels])
+    made: dict[int, CompiledKernel] = {}
+    for device in devices:
+        places = [place for place, kernel in enumerate(kernels) if kernel.device == device]
+        own = machine if machine.device == device.type else machine_for(device)
+        compile_for = _on_cpu if device == CPU else _on_gpu
+        made.update(zip(places, compile_for([kernels[place] for place in places], own, sizes)))
+    return [made[place] for place in range(len(kernels))]
+
+
+def _on_gpu(kernels: Sequence[Kernel], machine: Machine, sizes: Mapping[str, int] | None) -> list[CompiledKernel]:
+    """Kernels of one GPU."""
+    from bolide.inductor.codegen.cuda.compiler import compile_kernels as compile_for_gpu
+
+    return compile_for_gpu(kernels, machine, sizes)
+
+
+def _on_cpu(kernels: Sequence[Kernel], machine: Machine, sizes: Mapping[str, int] | None) -> list[CompiledKernel]:
     keys = [(machine, structure_of(kernel)) for kernel in kernels]
     with compiling:
         missing = {key: kernel for key, kernel in zip(keys, kernels) if key not in _known}
@@ -89,7 +106,11 @@ def modules_loaded() -> set[str]:
 def _compiled(kernel: Kernel, machine: Machine, code: _Code) -> CompiledKernel:
     target = machine.target
     text = partial(module_text, kernel, machine)
-    return CompiledKernel(kernel, code.address, text, target.cpu, target.features, code.library)
+
+    def machine_text() -> str:
+        return assembly(text(), target.cpu, target.features)
+
+    return CompiledKernel(kernel, code.address, text, machine_text, code.library)
 
 
 def _codes(parts: Sequence[_Parts], target: Target) -> list[_Code]:

@@ -26,6 +26,7 @@ from bolide.inductor.ir.definitions import (
     axis_vars,
 )
 from bolide.inductor.ir.loops import CPU, Node, ReduceOp, ScatterMode
+from bolide.inductor.ir.walks import nodes_below, roots_of
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.registry import EXTERN, LOWERINGS, TAKE_SIZES
 from bolide.inductor.lowering.values import (
@@ -510,10 +511,20 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> object:
             return ctx.compute(*ctx.out, lambda coords: sc.const(0, meta.dtype))
         args, kwargs = _given((node.args, node.kwargs), ctx.values.__getitem__)
         if target in TAKE_SIZES or not _has_sized_number(target, args, kwargs):
+            before = len(ctx.definitions)
             result = LOWERINGS[target](ctx, *args, **kwargs)
-            if result is not EXTERN:
+            if result is not EXTERN and (ctx.machine.device == "cpu" or _on_gpu(ctx.definitions[before:])):
                 return result
     return ctx.extern()
+
+
+def _on_gpu(definitions: Sequence[Definition]) -> bool:
+    """Whether a GPU has all operations of these definitions. (If not, they are left without readers.)"""
+    from bolide.inductor.codegen.cuda.operations import supported
+
+    computed = [definition for definition in definitions if isinstance(definition, (Computed, Scatter))]
+    nodes = nodes_below([root for definition in computed for root in roots_of(definition)])
+    return all(supported(node.op, node.src[0].dtype if node.src else node.dtype) for node in nodes)
 
 
 def _of_programs(

@@ -15,21 +15,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from bolide.inductor.ir.loops import Kernel
-from bolide.support.engine import Library, Method, assembly, load
+from bolide.support.engine import Method, load
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 @dataclass
 class CompiledKernel:
-    """Machine code of a kernel, and what writes its text."""
+    """A kernel that can be launched: the address of its entry, what writes its LLVM module (whose entry is ``@kernel``
+    on a CPU) and its machine code as text, what it lives in, and, on a GPU, what raises the error of a launch."""
 
     kernel: Kernel
     address: int
     text: Callable[[], str] = field(repr=False, compare=False)
-    cpu: str = field(repr=False)
-    features: str = field(repr=False)
-    library: Library = field(repr=False)
+    machine_text: Callable[[], str] = field(repr=False, compare=False)
+    home: object = field(repr=False)
+    raise_error: Callable[[], None] | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -44,13 +45,13 @@ class CompiledKernel:
 
     @cached_property
     def llvm_ir(self) -> str:
-        """A module on its own, whose entry is ``@kernel``; written when first asked for."""
+        """A module on its own; written when first asked for."""
         return self.text()
 
     @cached_property
     def assembly(self) -> str:
-        """Its machine code as text; made when first asked for."""
-        return assembly(self.llvm_ir, self.cpu, self.features)
+        """Its machine code as text, of a GPU's PTX; made when first asked for."""
+        return self.machine_text()
 
 
 # A program is: number of arguments, largest number of words of a call, number of calls, then for each call: the
@@ -168,7 +169,19 @@ def sequence(calls: Sequence[tuple[CompiledKernel, tuple[int, ...]]]) -> Callabl
             raise ValueError(f"kernel {kernel.name} takes {expected} addresses and sizes, not {len(positions)}")
         words.extend((kernel.address, len(positions), *positions))
     launch: Callable[..., None] = _method().bind(words.buffer_info()[0], (words, tuple(calls)))
-    return launch
+    errors = [*dict.fromkeys([kernel.raise_error for kernel, _ in calls if kernel.raise_error is not None])]
+    return _watched(launch, errors) if errors else launch
+
+
+def _watched(launch: Callable[..., None], errors: Sequence[Callable[[], None]]) -> Callable[..., None]:
+    """A sequence, and the errors of its launches on a GPU."""
+
+    def run(*words: int) -> None:
+        launch(*words)
+        for raise_error in errors:
+            raise_error()
+
+    return run
 
 
 def binder(kernels: Sequence[CompiledKernel]) -> Callable[[Sequence[tuple[int, tuple[int, ...]]]], Callable[..., None]]:

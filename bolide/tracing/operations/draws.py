@@ -1,7 +1,7 @@
 """Recording random operations as pure functions of one seed.
 
 Draws that are not worth it (permutations, multinomial samples, rare distributions) stay as they are: operations on
-torch's own generator. So do all where the numbers are to be eager's (`Trace.draws_as_eager`).
+torch's own generator. So do all where the numbers are to be eager's (`Trace.draws_as_eager`), and those on a GPU.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ def _draw(trace: Recorder, func: OpOverload, shape: tuple[Size, ...]) -> Node:
     return trace.call(func, seed, counter, [trace.unwrap(size) for size in shape])  # type: ignore[no-any-return]
 
 
+def _as_eager(trace: Recorder, wanted: TensorMeta) -> bool:
+    """Whether torch's own generator draws: it does on other devices than the CPU, whose generators are their own."""
+    return trace.draws_as_eager or wanted.device.type != "cpu"
+
+
 def _eagers(trace: Recorder, func: OpOverload, wanted: TensorMeta, *parameters: object) -> Node:
     """What eager draws, by the functional form of the operation that fills memory of the wanted layout."""
     return trace.call(func, trace.filled(wanted, 0), *parameters)  # type: ignore[no-any-return]
@@ -56,7 +61,7 @@ def _require(fill: str, wanted: TensorMeta, *parameters: object) -> None:
 def _uniform(trace: Recorder, wanted: TensorMeta, low: float = 0, high: float = 1) -> Node:
     """A node of the wanted shape and dtype, uniform in [low, high)."""
     _require("uniform_", wanted, low, high)
-    if trace.draws_as_eager:
+    if _as_eager(trace, wanted):
         return _eagers(trace, aten.uniform.default, wanted, low, high)
     if wanted.dtype.is_complex:
         return _both_parts(trace, wanted, lambda part: _uniform(trace, part, low, high))
@@ -74,7 +79,7 @@ def _uniform(trace: Recorder, wanted: TensorMeta, low: float = 0, high: float = 
 
 def _normal(trace: Recorder, wanted: TensorMeta, mean: float = 0, std: float = 1) -> Node:
     _require("normal_", wanted, mean, std)
-    if trace.draws_as_eager:
+    if _as_eager(trace, wanted):
         if _one_by_one(wanted):
             return _normal_one_by_one(trace, wanted, mean, std)
         return _eagers(trace, aten.normal_functional.default, wanted, mean, std)
@@ -117,7 +122,7 @@ def _integers(trace: Recorder, wanted: TensorMeta, low: int, high: int) -> Node:
     if high <= low:
         raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
     count, first, starts_at_zero = trace.unwrap(high - low), trace.unwrap(low), low == 0
-    if trace.draws_as_eager:
+    if _as_eager(trace, wanted):
         node = _eagers(trace, aten.random.to, wanted, count)
         return node if starts_at_zero else trace.call(aten.add.Tensor, node, first)  # type: ignore[no-any-return]
     if high - low > _EXACT:
@@ -138,7 +143,7 @@ def _largest(dtype: torch.dtype) -> int:
 def _bernoulli(trace: Recorder, wanted: TensorMeta, p: float | Node) -> Node:
     """1 with probability `p` (a number or a node), in the wanted dtype."""
     _require("bernoulli_", wanted, p.meta["val"].dtype if isinstance(p, Node) else p)
-    if trace.draws_as_eager:
+    if _as_eager(trace, wanted):
         # Truth values, of which a backward can keep a byte each. A CPU draws the same ones for every dtype.
         drawn = wanted._replace(dtype=torch.bool) if wanted.device.type == "cpu" else wanted
         node = _eagers(trace, aten.bernoulli.Tensor, drawn, p) if isinstance(p, Node) else _trials(trace, drawn, p)

@@ -360,6 +360,33 @@ def _flash_attention_cpu(q: TensorMeta, *_: object, **__: object) -> tuple[Tenso
     return laid_out_like(q), fresh((batch, heads, length), statistics, q.device, (length * heads, 1, heads))
 
 
+_ROWS_OF_STATISTICS = 32  # CUTLASS's kernels write so many at a time
+
+
+@rule("_scaled_dot_product_efficient_attention")
+def _efficient_attention(
+    q: TensorMeta, k: TensorMeta, v: TensorMeta, bias: TensorMeta | None, statistics: bool, *_: object, **__: object
+) -> tuple[TensorMeta, ...]:
+    batch, heads, length, _ = q.shape
+    width = v.shape[-1]
+    stride = (length * heads * width, width, heads * width, 1)
+    rows = -(-length // _ROWS_OF_STATISTICS) * _ROWS_OF_STATISTICS if statistics else 0
+    word = fresh((), torch.int64, torch.device("cpu"))
+    out = fresh((batch, heads, length, width), q.dtype, q.device, stride)
+    return out, fresh((batch, heads, rows), torch.float32, q.device), word, word
+
+
+@rule("_scaled_dot_product_cudnn_attention")
+def _cudnn_attention(
+    q: TensorMeta, k: TensorMeta, v: TensorMeta, bias: TensorMeta | None, statistics: bool, *_: object, **__: object
+) -> tuple[object, ...]:
+    batch, heads, length, _ = q.shape
+    sums = fresh((batch, heads, length, 1), torch.float32, q.device) if statistics else None
+    word = fresh((), torch.int64, torch.device("cpu"))
+    out = laid_out_like(q._replace(shape=(*q.shape[:-1], v.shape[-1])))
+    return out, sums, None, None, length, k.shape[2], word, word, None
+
+
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward")
 def _flash_attention_cpu_backward(
     grad: TensorMeta, q: TensorMeta, k: TensorMeta, v: TensorMeta, *_: object, **__: object

@@ -1,0 +1,89 @@
+"""What launches a GPU's kernels: a host function for each kernel, in machine code, with the entry that kernels of the
+CPU have, ``void (const int64_t *words)``. So a sequence of launches, and the native driver, do not tell them apart.
+
+The function finds the number of blocks from the sizes, asks torch for the current stream, and calls ``cuLaunchKernel``
+once for each region. What differs from process to process is in a table of words (`runtime.cuda.host`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bolide.inductor.codegen.analysis import Dependences
+from bolide.inductor.codegen.builder import Builder, Value
+from bolide.inductor.codegen.cuda.kernels import Launch
+from bolide.inductor.codegen.function_values import FunctionValues
+from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.machine import Target
+from bolide.inductor.runtime.cuda.host import ERROR, FUNCTIONS, TABLE
+
+_INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the device yet
+
+
+def host_text(kernel: Kernel, launches: Sequence[Launch], device: int, target: Target) -> str:
+    """The module of a kernel's host function, ``@kernel``, and its table. `target`: the CPU's."""
+    declarations: dict[str, str] = {}
+    b = Builder(declarations, target)
+    values = FunctionValues(b, Dependences(kernel))
+    values.load_sizes(kernel)
+    params = _params(b, len(kernel.params) + len(kernel.sizes))
+    stream = _stream(b, device)
+    for number, launch in enumerate(launches):
+        blocks = values.scalar(launch.teams.ceildiv(launch.teams_per_block))
+        run, after = b.new_label("run"), b.new_label("after")
+        b.branch(b.compare("icmp sgt", blocks, 0), run, after)
+        b.label(run)
+        _launch(b, number, b.convert("trunc", blocks, "i32"), launch.team * launch.teams_per_block, stream, params)
+        b.jump(after)
+        b.label(after)
+    b.do("ret void")
+    body = "\n".join(b.lines)
+    table = f"@{TABLE} = global [{FUNCTIONS + len(launches)} x i64] zeroinitializer, align 8"
+    return "\n".join((table, *declarations.values(), f"define void @kernel(ptr %args) {{\nentry:\n{body}\n}}"))
+
+
+def _word(b: Builder, place: int) -> Value:
+    return b.emit(f"getelementptr i64, ptr @{TABLE}, i64 {place}", "ptr")
+
+
+def _known(b: Builder, place: int) -> Value:
+    """An address from the table."""
+    return b.emit(f"load ptr, {_word(b, place)}, align 8", "ptr")
+
+
+def _params(b: Builder, count: int) -> Value:
+    """The array that a launch wants: where each argument is."""
+    array = b.emit(f"alloca [{max(count, 1)} x ptr], align 8", "ptr")
+    for position in range(count):
+        word = b.emit(f"getelementptr i64, ptr %args, i64 {position}", "ptr")
+        place = b.emit(f"getelementptr ptr, {array}, i64 {position}", "ptr")
+        b.do(f"store {word}, {place}, align 8")
+    return array
+
+
+def _stream(b: Builder, device: int) -> Value:
+    """torch's current stream on the device."""
+    place = b.emit("alloca ptr, align 8", "ptr")
+    b.emit(f"call i32 {_known(b, 2).text}(i32 {device}, {place})", "i32")
+    return b.emit(f"load ptr, {place}, align 8", "ptr")
+
+
+def _launch(b: Builder, number: int, blocks: Value, threads: int, stream: Value, params: Value) -> None:
+    """One launch, made again if the thread had no context; another error is noted."""
+    function, launch = _known(b, FUNCTIONS + number), _known(b, 0)
+    ones, block = "i32 1, i32 1", f"i32 {threads}, i32 1, i32 1"
+    call = f"call i32 {launch.text}({function}, {blocks}, {ones}, {block}, i32 0, {stream}, {params}, ptr null)"
+    code = b.emit(call, "i32")
+    lost, done = b.new_label("lost"), b.new_label("done")
+    again, failed = b.new_label("again"), b.new_label("failed")
+    b.branch(b.compare("icmp eq", code, 0), done, lost)
+    b.label(lost)
+    b.branch(b.compare("icmp eq", code, _INVALID_CONTEXT), again, failed)
+    b.label(again)
+    b.emit(f"call i32 {_known(b, 1).text}({_known(b, 3)})", "i32")
+    second = b.emit(call, "i32")
+    b.branch(b.compare("icmp eq", second, 0), done, failed)
+    b.label(failed)
+    last = b.merge(code, lost, second, again)
+    b.do(f"store {last}, {_known(b, ERROR)}, align 4")
+    b.jump(done)
+    b.label(done)

@@ -1,0 +1,36 @@
+"""A kernel's host function (`codegen.cuda.host`) in this process, and its table of 64-bit words: what `driver_api.Entries`
+says (launch, set_current, stream, context, where the error is noted), then the handles of the kernel's regions."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bolide.inductor.machine import host_target
+from bolide.inductor.runtime.cuda.driver_api import Entries, Module
+from bolide.support.engine import Library, load
+
+TABLE, ERROR, FUNCTIONS = "table", 4, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A kernel's host function in this process."""
+
+    library: Library
+    module: Module
+
+    @property
+    def address(self) -> int:
+        return self.library.addresses["kernel"]
+
+
+def host_of(text: str, handles: Sequence[int], module: Module, entries: Entries) -> Host:
+    """The host function of this text (`host_text`), whose regions have these handles in a module."""
+    target = host_target()
+    library = load(text, ("kernel", TABLE), target.cpu, target.features)
+    table = (ctypes.c_int64 * (FUNCTIONS + len(handles))).from_address(library.addresses[TABLE])
+    error = ctypes.addressof(entries.error)
+    table[:] = [entries.launch, entries.set_current, entries.stream, entries.context, error, *handles]
+    return Host(library, module)
