@@ -15,7 +15,7 @@ from bolide.inductor.plan.parse import parse
 from bolide.inductor.plan.verify import verify
 from bolide.inductor.runtime.native import driver
 from bolide.inductor.runtime.native.assemble import assemble
-from bolide.inductor.runtime.native.program import Program
+from bolide.inductor.runtime.native.linking import Program
 from bolide.support import events
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 import torch.fx
@@ -30,6 +31,9 @@ from bolide.support.locks import compiling
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing.called.branches import Steps, Unwinding, branch, repeat, scan, unwind
 from bolide.tracing.graph import enter, lookup
+
+if TYPE_CHECKING:
+    from bolide.inductor.saved import Found
 
 _numbers = itertools.count()
 
@@ -65,21 +69,60 @@ class KernelReport:
         return self.compiled.llvm_ir
 
 
-@dataclass(slots=True)
-class CompiledGraph:
-    """A compiled graph: ``compiled(list of inputs) -> tuple of results``; the list is emptied as memory can be
-    released."""
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What a compiled graph was made of, and its readable driver: `source` is its text."""
 
-    name: str
     plan: Plan
     kernels: list[KernelReport]
     refusals: list[Refusal]
-    seconds: dict[str, float]
+    binding: driver.Binding
+    readable: driver.Run
     source: str
-    run: driver.Run
-    binding: driver.Binding = field(repr=False)
-    key: str = ""  # the digest under which its plan is kept, if it is
-    _readable_calls: int = field(default=0, repr=False)  # still to come, before the native driver is made
+
+
+class CompiledGraph:
+    """A compiled graph: ``compiled(list of inputs) -> tuple of results``; the list is emptied as memory can be
+    released. `key`: the digest under which its plan is kept, if it is; `details`: are asked for when they are needed;
+    `readable_calls`: so many are still to come before the native driver is made."""
+
+    def __init__(
+        self,
+        name: str,
+        run: driver.Run,
+        seconds: dict[str, float],
+        details: Callable[[], Details],
+        key: str = "",
+        readable_calls: int = 0,
+    ) -> None:
+        self.name, self.run, self.seconds, self.key = name, run, seconds, key
+        self._details = details
+        self._readable_calls = readable_calls
+
+    @property
+    def plan(self) -> Plan:
+        """What running it does."""
+        return self._details().plan
+
+    @property
+    def kernels(self) -> list[KernelReport]:
+        """Its kernels."""
+        return self._details().kernels
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """What was not fused."""
+        return self._details().refusals
+
+    @property
+    def binding(self) -> driver.Binding:
+        """What its plan is run with."""
+        return self._details().binding
+
+    @property
+    def source(self) -> str:
+        """The text of its readable driver."""
+        return self._details().source
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
         if self._readable_calls > 0:
@@ -163,7 +206,26 @@ def load_graph(
     seconds: dict[str, float] = {}
     with timed(seconds, "find"):
         found = saved.find_plan(key, machine or host_machine(), lines)
-    return None if found is None else _finished(name, (found[0], constants, found[1]), seconds, key)
+    return None if found is None else _loaded(name, found, constants, seconds, key)
+
+
+def _loaded(
+    name: str, found: Found, constants: dict[str, torch.Tensor], seconds: dict[str, float], key: str
+) -> CompiledGraph:
+    """A graph that was found, with its native driver, if its program is kept; its plan is read when it is needed."""
+    from bolide.inductor.runtime.native.driver import load
+
+    @functools.cache
+    def details() -> Details:
+        return _details(name, (found.scheduled, constants, found.kernels))
+
+    if config.native_after and found.program:
+        held = [constants[name] for name in found.constants]
+        with timed(seconds, "driver"), compiling:
+            run = load(found.program, [code.address for code in found.codes], held, details, found.codes)
+        if run is not None:
+            return CompiledGraph(name, run, seconds, details, key)
+    return _finished(name, (found.scheduled, constants, found.kernels), seconds, key)
 
 
 def _machine_of(gm: torch.fx.GraphModule) -> Machine:
@@ -173,22 +235,26 @@ def _machine_of(gm: torch.fx.GraphModule) -> Machine:
 
 
 def _finished(name: str, made: Made, seconds: dict[str, float], key: str = "") -> CompiledGraph:
-    """The graph with its driver."""
-    scheduled, constants, compiled = made
-    plan = scheduled.plan
-
+    """The graph with its readable driver."""
     with timed(seconds, "driver"):
-        binding = driver.Binding(binder(compiled), constants, scheduled.objects)
-        run, source = driver.build(plan, binding, name)
+        details = _details(name, made)
     if events.subscribers:
         for stage, taken in seconds.items():
             events.emit(events.Stage(name, stage, taken, {}))
+    return CompiledGraph(name, details.readable, seconds, lambda: details, key, config.native_after)
+
+
+def _details(name: str, made: Made) -> Details:
+    scheduled, constants, compiled = made
+    plan = scheduled.plan
+
+    binding = driver.Binding(binder(compiled), constants, scheduled.objects)
+    run, source = driver.build(plan, binding, name)
     kernels = [
         KernelReport(kernel.name, kernel.origins, kernel, schedule, code, _bytes(kernel, "out"), _bytes(kernel, "in"))
         for kernel, schedule, code in zip(plan.kernels, scheduled.schedules, compiled)
     ]
-    refusals, late = scheduled.refusals, config.native_after
-    return CompiledGraph(name, plan, kernels, refusals, seconds, source, run, binding, key, late)
+    return Details(plan, kernels, scheduled.refusals, binding, run, source)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,22 @@
-"""Compiled graphs that are kept: what they are found by, and how they come back (docs/caches.md)."""
+"""Compiled graphs that are kept: what they are found by, and how they come back (docs/caches.md).
+
+An entry is a heading (JSON: where the machine code of each kernel is, and the names of constants, as the program has
+them), the native driver's program, and the graph's plan, which is read only where somebody asks for it."""
 
 from __future__ import annotations
 
+import json
+import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
 import torch.fx
 
-from bolide.inductor.codegen.compiler import Place, load_kernels, places_of
+from bolide.inductor.codegen.compiler import Code, Place, load_places, loaded_kernels, places_of
 from bolide.inductor.config import config
 from bolide.inductor.lowering import LOWERINGS
 from bolide.inductor.machine import Machine, host_machine
@@ -19,6 +25,7 @@ from bolide.inductor.plan.codec import CannotLeave, DamagedBytes, decode, encode
 from bolide.inductor.plan.records import SavedGraph
 from bolide.inductor.plan.steps import Step, all_steps, with_blocks
 from bolide.inductor.runtime.kernels import CompiledKernel
+from bolide.inductor.runtime.native.driver import written
 from bolide.inductor.schedule import Scheduled
 from bolide.support import artifacts
 from bolide.support.artifacts import Key
@@ -63,48 +70,80 @@ def key_of(gm: torch.fx.GraphModule, info: About, machine: Machine) -> Key | Non
     return Key("plans", names, f"{info.kind} graph")
 
 
+_LENGTHS = struct.Struct("<II")  # of the heading, of the program
+
+
+@dataclass
+class Found:
+    """What is kept of a graph, with the machine code of its kernels. `constants`: their names, as `program` numbers
+    them; `line`: gives a line of the user's program for what stands in the plan at a call."""
+
+    codes: list[Code]
+    constants: list[str]
+    program: memoryview
+    payload: memoryview
+    machine: Machine
+    line: Callable[[str], str]
+
+    @cached_property
+    def scheduled(self) -> Scheduled:
+        """Its plan, and what is told of it. Raises DamagedBytes."""
+        saved = decode(bytes(self.payload), SavedGraph)
+        plan = _with_lines(saved.plan, self.line)
+        return Scheduled(plan, [*saved.schedules], (), [*saved.strides], [*saved.refusals], {})
+
+    @property
+    def kernels(self) -> list[CompiledKernel]:
+        """Its kernels."""
+        return loaded_kernels(self.scheduled.plan.kernels, self.machine, self.codes)
+
+
 def find(
     key: Key, gm: torch.fx.GraphModule, machine: Machine
 ) -> tuple[Scheduled, dict[str, torch.Tensor], list[CompiledKernel]] | None:
     """What is kept of a graph: its plan, constants and kernels; None unless all of it is there."""
     nodes = [node for _, node in _all_nodes(gm)]
-    found = _loaded(artifacts.find(key), machine, lambda place: str(nodes[int(place)].meta["where"]))
-    return None if found is None else (found[0], _constants(gm), found[1])
+    found = _found(artifacts.find(key), machine, lambda place: str(nodes[int(place)].meta["where"]))
+    try:
+        return None if found is None else (found.scheduled, _constants(gm), found.kernels)
+    except DamagedBytes:
+        return None
 
 
-def find_plan(digest: str, machine: Machine, lines: Sequence[str]) -> tuple[Scheduled, list[CompiledKernel]] | None:
+def find_plan(digest: str, machine: Machine, lines: Sequence[str]) -> Found | None:
     """As `find`, by the digest of a graph's key. `lines`: those of its calls, in order."""
     entry, rest = artifacts.find_place(("plans", digest)), iter(lines)
-    return None if entry is None else _loaded(entry.payload, machine, lambda _: next(rest, ""))
+    return None if entry is None else _found(entry.payload, machine, lambda _: next(rest, ""))
 
 
 def places_of_plan(digest: str) -> list[artifacts.Place]:
     """What has to be there besides a plan for it to run: the objects with its kernels' machine code."""
     entry, target = artifacts.find_place(("plans", digest)), host_machine().target
-    saved = None if entry is None else decode(entry.payload, SavedGraph)
-    modules = dict.fromkeys(module for module, _ in saved.places) if saved is not None else ()
+    places = _parts(entry.payload)[0] if entry is not None else ()
+    modules = dict.fromkeys(place.module for place in places)
     return [("objects", object_key(module, target.cpu, target.features).digest) for module in modules]
+
+
+def _parts(payload: bytes) -> tuple[list[Place], list[str], memoryview, memoryview]:
+    """Where the machine code of kernels is, the names of constants, the program, and the plan."""
+    data = memoryview(payload)
+    heading, program = _LENGTHS.unpack_from(data)
+    start, end = _LENGTHS.size + heading, _LENGTHS.size + heading + program
+    places, constants = json.loads(bytes(data[_LENGTHS.size : start]))
+    return [Place(*place) for place in places], constants, data[start:end], data[end:]
+
+
+def _found(payload: bytes | None, machine: Machine, line: Callable[[str], str]) -> Found | None:
+    if payload is None:
+        return None
+    places, constants, program, graph = _parts(payload)
+    codes = load_places(places, machine)
+    return None if codes is None else Found(codes, constants, program, graph, machine, line)
 
 
 def lines_of(plan: Plan) -> tuple[str, ...]:
     """The lines of the program at a plan's calls."""
     return tuple(step.where for step in all_steps(plan.steps) if isinstance(step, Call) and step.where)
-
-
-def _loaded(
-    payload: bytes | None, machine: Machine, line: Callable[[str], str]
-) -> tuple[Scheduled, list[CompiledKernel]] | None:
-    if payload is None:
-        return None
-    try:
-        saved = decode(payload, SavedGraph)
-    except DamagedBytes:
-        return None
-    kernels = load_kernels(saved.plan.kernels, machine, [Place(*place) for place in saved.places])
-    if kernels is None:
-        return None
-    plan = _with_lines(saved.plan, line)
-    return Scheduled(plan, [*saved.schedules], (), [*saved.strides], [*saved.refusals], {}), kernels
 
 
 def keep(
@@ -120,9 +159,11 @@ def keep(
     nodes = enumerate(_all_nodes(gm))
     lines = {str(node.meta["where"]): str(place) for place, (_, node) in nodes if node.meta.get("where")}
     plan = _with_lines(scheduled.plan, lambda line: lines.get(line, ""))
-    places = tuple(places_of(plan.kernels, machine))
-    saved = SavedGraph(plan, places, tuple(scheduled.schedules), tuple(scheduled.strides), tuple(scheduled.refusals))
-    artifacts.keep(key, encode(saved))
+    saved = SavedGraph(plan, tuple(scheduled.schedules), tuple(scheduled.strides), tuple(scheduled.refusals))
+    names = [constant.name for constant in plan.constants]
+    heading = json.dumps([places_of(plan.kernels, machine), names]).encode()
+    program = (written(plan) if config.native_after else None) or b""
+    artifacts.keep(key, b"".join((_LENGTHS.pack(len(heading), len(program)), heading, program, encode(saved))))
     return True
 
 

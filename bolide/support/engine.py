@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+
 from bolide.support import artifacts
 from bolide.support.artifacts import Key
 from bolide.support.locks import compiling
@@ -90,6 +92,21 @@ def load(text: str, exports: Sequence[str], cpu: str, features: str) -> Library:
     with compiling:
         code, digest = _object(text, cpu, features)
         return _linked(code, exports, digest)
+
+
+def load_own(name: str, text: Callable[[], str], exports: Sequence[str]) -> Library:
+    """As `load`, for a module of bolide's own, whose `text` this version makes always the same: where its code is kept,
+    it is not made."""
+    if not artifacts.is_on():
+        return load(text(), exports, "", "")
+    version = {"bolide": artifacts.sources_digest(), "torch": torch.__version__, **target_names("", "")}
+    key = Key("modules", {"name": name, **version}, name)
+    kept = artifacts.find(key)
+    library = None if kept is None else load_known(kept.decode(), exports, "", "")
+    if library is None:
+        library = load(text(), exports, "", "")
+        artifacts.keep(key, library.text.encode())
+    return library
 
 
 def emit(text: str, cpu: str, features: str) -> Object:

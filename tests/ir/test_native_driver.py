@@ -21,7 +21,8 @@ from bolide.inductor.plan import Operator
 from bolide.inductor.runtime.native import driver, shims
 from bolide.inductor.runtime.native import instructions as ops
 from bolide.inductor.runtime.native.driver import _method, handle_offset
-from bolide.inductor.runtime.native.program import Operand, Program, Writer
+from bolide.inductor.runtime.native.linking import Program, Surroundings, Written, unpacked
+from bolide.inductor.runtime.native.program import Operand, Writer
 from bolide.support.symbols import symbol_address
 from bolide.symbolic import Expr
 from tests.plan_tools import native_programs
@@ -100,7 +101,11 @@ def test_words_are_computed_as_expressions_are() -> None:
         writer = Writer()
         inputs: list[Operand] = [(ops.WORD, writer.named_word("s0")), (ops.WORD, writer.named_word("s1"))]
         results = [(ops.WORD, writer.word(expr)) for expr in exprs]
-        program = writer.finish(lambda values: None, inputs, results, 0, offset)
+        written = writer.finish(inputs, results, 0)
+        packed = written.packed()
+        assert packed is not None
+        around = Surroundings((), (), lambda number: None, lambda values: None, offset)
+        program = unpacked(memoryview(packed)).linked(around)
         run = _method().bind(program.address, program)
         for _ in range(5):
             values = {"s0": rng.randint(-50, 50), "s1": rng.randint(-50, 50)}
@@ -181,7 +186,7 @@ def test_training_of_lstm_layers_takes_no_step_in_python(
 ) -> None:
     finish = Writer.finish
 
-    def alone(self: Writer, *args: Any) -> Program:
+    def alone(self: Writer, *args: Any) -> Written:
         for step in self.steps:
             step.function = not_called
         return finish(self, *args)

@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Code:
+class Code:
     """A kernel's machine code in this process."""
 
     place: Place
@@ -40,8 +40,8 @@ class _Code:
     library: Library
 
 
-_known: dict[tuple[Machine, Structure], _Code] = {}
-_loaded: dict[tuple[Target, Place], _Code] = {}
+_known: dict[tuple[Machine, Structure], Code] = {}
+_loaded: dict[tuple[Target, Place], Code] = {}
 
 
 def compile_kernels(
@@ -84,13 +84,16 @@ def _on_cpu(kernels: Sequence[Kernel], machine: Machine, sizes: Mapping[str, int
     return [_compiled(kernel, machine, code) for kernel, code in zip(kernels, codes)]
 
 
-def load_kernels(kernels: Sequence[Kernel], machine: Machine, places: Sequence[Place]) -> list[CompiledKernel] | None:
-    """Machine code that is kept at these places; None unless all of it is there."""
+def load_places(places: Sequence[Place], machine: Machine) -> list[Code] | None:
+    """The machine code that is kept at these places; None unless all of it is there."""
     with compiling:
         found = _kept(dict.fromkeys(places), machine.target)
-    if not found.keys() >= {*places}:
-        return None
-    return [_compiled(kernel, machine, found[place]) for kernel, place in zip(kernels, places)]
+    return [found[place] for place in places] if found.keys() >= {*places} else None
+
+
+def loaded_kernels(kernels: Sequence[Kernel], machine: Machine, codes: Sequence[Code]) -> list[CompiledKernel]:
+    """The kernels whose machine code was loaded."""
+    return [_compiled(kernel, machine, code) for kernel, code in zip(kernels, codes)]
 
 
 def places_of(kernels: Sequence[Kernel], machine: Machine) -> list[Place]:
@@ -103,7 +106,7 @@ def modules_loaded() -> set[str]:
     return {place.module for _, place in _loaded}
 
 
-def _compiled(kernel: Kernel, machine: Machine, code: _Code) -> CompiledKernel:
+def _compiled(kernel: Kernel, machine: Machine, code: Code) -> CompiledKernel:
     target = machine.target
     text = partial(module_text, kernel, machine)
 
@@ -113,7 +116,7 @@ def _compiled(kernel: Kernel, machine: Machine, code: _Code) -> CompiledKernel:
     return CompiledKernel(kernel, code.address, text, machine_text, code.library)
 
 
-def _codes(parts: Sequence[_Parts], target: Target) -> list[_Code]:
+def _codes(parts: Sequence[_Parts], target: Target) -> list[Code]:
     """The machine code of kernels, whose functions are all called `ENTRY`: kept or new."""
     keys = [_kernel_key(_module(*part), target) for part in parts]
     places = [None if payload is None else Place(*payload.decode().split()) for payload in map(artifacts.find, keys)]
@@ -126,12 +129,12 @@ def _codes(parts: Sequence[_Parts], target: Target) -> list[_Code]:
     library = load(text, names, target.cpu, target.features)
     for number, name in zip(new, names):
         place = Place(library.text, name)
-        codes[number] = _loaded[target, place] = _Code(place, library.addresses[name], library)
+        codes[number] = _loaded[target, place] = Code(place, library.addresses[name], library)
         artifacts.keep(keys[number], " ".join(place).encode())
     return [code for code in codes if code is not None]
 
 
-def _kept(places: Iterable[Place], target: Target) -> dict[Place, _Code]:
+def _kept(places: Iterable[Place], target: Target) -> dict[Place, Code]:
     """The machine code at those of the places where there is some."""
     found = {place: _loaded[target, place] for place in places if (target, place) in _loaded}
     for module, wanted in groupby(sorted({*places} - found.keys()), lambda place: place.module):
@@ -139,7 +142,7 @@ def _kept(places: Iterable[Place], target: Target) -> dict[Place, _Code]:
         library = load_known(module, [place.symbol for place in group], target.cpu, target.features)
         if library is not None:
             for place in group:
-                found[place] = _loaded[target, place] = _Code(place, library.addresses[place.symbol], library)
+                found[place] = _loaded[target, place] = Code(place, library.addresses[place.symbol], library)
     return found
 
 

@@ -27,11 +27,9 @@ class Many:
 
 @dataclass(frozen=True, slots=True)
 class SavedGraph:
-    """A compiled graph as it is kept: its plan, where the machine code of each kernel is (the digest of a module, and
-    the function there), and what else is told of it."""
+    """A compiled graph as it is kept: its plan, and what else is told of it."""
 
     plan: Plan
-    places: tuple[tuple[str, str], ...]
     schedules: tuple[Schedule, ...]
     strides: tuple[tuple[Expr, ...] | None, ...]
     refusals: tuple[Refusal, ...]
@@ -141,7 +139,6 @@ RECORDS: Mapping[type, Mapping[str, Spec]] = {
     Refusal: {"first": NOTE, "second": NOTE, "reason": NOTE},
     SavedGraph: {
         "plan": Plan,
-        "places": Many(Many(TEXT)),
         "schedules": Many(Schedule),
         "strides": Many((_EXPRS, None)),
         "refusals": Many(Refusal),

@@ -22,7 +22,7 @@ from bolide.inductor.plan.codec import decode, digest, encode
 from bolide.inductor.plan.interpret import interpret
 from bolide.inductor.plan.parse import BadText, parse
 from bolide.inductor.plan.verify import InvalidPlan, verify
-from bolide.inductor.runtime.native.program import Program
+from bolide.inductor.runtime.native.linking import Program
 from bolide.support import events
 from tests.plan_tools import check_plan, has_foreign, native_programs, plans, plans_of
 

@@ -13,7 +13,7 @@ import bolide
 from bolide.inductor.config import config
 from bolide.inductor.runtime.native import assemble as assembling
 from bolide.inductor.runtime.native import driver
-from bolide.inductor.runtime.native.program import Program
+from bolide.inductor.runtime.native.linking import Program
 
 R = torch.randn
 Made = list[tuple[Program, set[str]]]

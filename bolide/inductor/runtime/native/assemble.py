@@ -43,7 +43,8 @@ from bolide.inductor.plan.steps import types_of
 from bolide.inductor.runtime import externs
 from bolide.inductor.runtime.native import arguments, shims
 from bolide.inductor.runtime.native import instructions as ops
-from bolide.inductor.runtime.native.program import NOTHING, Operand, Program, PythonStep, Writer
+from bolide.inductor.runtime.native.linking import CONSTANT, KERNEL, Label, Program, Surroundings, Written
+from bolide.inductor.runtime.native.program import NOTHING, Operand, PythonStep, Writer
 from bolide.inductor.runtime.results import tied_views
 from bolide.symbolic import Expr
 
@@ -209,7 +210,6 @@ class _Assembler:
         if not isinstance(result, TensorResult) or result.type.dtype != torch.int64 or result.type.device != CPU:
             return False
         self.alloc(result.name, result.type, otherwise)
-        shims.thunks.require([shims.SEED])
         slot = self.writer.slots[result.name]
         self.writer.call(shims.SEED, [*((ops.LITERAL, address) for address in generator), (ops.DATA, slot)], otherwise)
         return True
@@ -330,18 +330,11 @@ class _Assembler:
             return [writer.slots[name] for name in results]
 
 
-def assemble(
-    plan: Plan,
-    kernels: Sequence[int],
-    constants: Mapping[str, torch.Tensor],
-    python_for: Callable[[Block], InPython],
-    fallback: Callable[[list[object]], object],
-    offset: int,
-    is_short: bool = False,
-) -> Program:
-    """The program of a plan. `kernels`: the addresses of its kernels; `fallback` runs the plan where an input is no
-    plain tensor or no integer; `offset`: of the handle in a tensor as an object of Python's; `is_short`: whether it
-    takes so little time that the interpreter lock is kept."""
+def write(
+    plan: Plan, python_for: Callable[[Block], InPython], is_short: bool = False
+) -> tuple[Written, Sequence[object]]:
+    """The program of a plan, and its steps in Python. `is_short`: whether it takes so little time that the interpreter
+    lock is kept."""
     writer = Writer(is_short=is_short)
     inputs: list[Operand] = []
     places: dict[str, int] = {}
@@ -351,13 +344,28 @@ def assemble(
             inputs.append((ops.HANDLE, writer.slot(given.name)))
         else:
             inputs.append((ops.WORD, writer.named_word(given.name)))
-    for constant in plan.constants:
-        writer.slot(constant.name, id(constants[constant.name]) + offset)
-        writer.owned.append(constants[constant.name])
+    for number, constant in enumerate(plan.constants):
+        writer.slot(constant.name, Label(CONSTANT, number))
     borrowed = len(writer.handles)
-    shims.thunks.require(shims_of(plan))
-    write_steps(plan, kernels, python_for, writer, places)
-    return writer.finish(fallback, inputs, [_result(writer, value) for value in plan.results], borrowed, offset)
+    write_steps(plan, [Label(KERNEL, number) for number in range(len(plan.kernels))], python_for, writer, places)
+    written = writer.finish(inputs, [_result(writer, value) for value in plan.results], borrowed)
+    return written, [step.function for step in writer.steps]
+
+
+def assemble(
+    plan: Plan,
+    kernels: Sequence[int],
+    constants: Mapping[str, torch.Tensor],
+    python_for: Callable[[Block], InPython],
+    fallback: Callable[[list[object]], object],
+    offset: int,
+    is_short: bool = False,
+) -> Program:
+    """The program of a plan in memory. `kernels`: the addresses of its kernels; `fallback` runs the plan where an input
+    is no plain tensor or no integer; `offset`: of the handle in a tensor as an object of Python's."""
+    written, steps = write(plan, python_for, is_short)
+    held = [constants[constant.name] for constant in plan.constants]
+    return written.linked(Surroundings(kernels, held, steps.__getitem__, fallback, offset))
 
 
 def shims_of(plan: Plan) -> list[shims.Shim]:
@@ -385,5 +393,4 @@ def _result(writer: Writer, value: Value) -> Operand:
     if isinstance(value, Expr) and not value.is_const:
         return ops.WORD, writer.word(value)
     found = value.value if isinstance(value, Expr) else value
-    writer.owned.append(found)
-    return ops.OBJECT, id(found)
+    return writer.object(found)

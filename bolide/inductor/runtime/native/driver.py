@@ -6,6 +6,7 @@ import ctypes
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from typing import Protocol, cast
 
 import torch
 
@@ -28,8 +29,10 @@ from bolide.inductor.plan import (
 from bolide.inductor.runtime.driver import Binding, Run, build_step, facts_of
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.inductor.runtime.native import in_process, instructions, runner, shims
-from bolide.inductor.runtime.native.assemble import InPython, assemble
-from bolide.support.engine import Method, load
+from bolide.inductor.runtime.native.assemble import InPython, assemble, write
+from bolide.inductor.runtime.native.linking import Surroundings, unpacked
+from bolide.support.caches import on_reset
+from bolide.support.engine import Method, emit, load_own
 from bolide.support.native.translate import translate
 from bolide.support.symbols import symbol_address
 
@@ -40,9 +43,12 @@ _EXTERNALS = {**runner.EXTERNALS, **in_process.EXTERNALS}
 @functools.cache
 def _method() -> Method:
     """The machine code of all native drivers, which lives as long as the process."""
-    sources = [inspect.getsource(module) for module in (runner, in_process)]
-    text = translate(sources, ("run",), _EXTERNALS, {"ops": instructions})
-    return Method("run_plan", load(text, ("run",), "", ""), "run")
+
+    def text() -> str:
+        sources = [inspect.getsource(module) for module in (runner, in_process)]
+        return translate(sources, ("run",), _EXTERNALS, {"ops": instructions})
+
+    return Method("run_plan", load_own("run_plan", text, ("run",)), "run")
 
 
 @functools.cache
@@ -65,6 +71,78 @@ def build(plan: Plan, binding: Binding, kernels: Sequence[CompiledKernel], fallb
     offset = handle_offset()
     if offset is None:
         return None
+    addresses = [kernel.address for kernel in kernels]
+    python = _in_python(binding)
+    program = assemble(plan, addresses, binding.constants, python, fallback, offset, _is_short(plan, host_machine()))
+    return _method().bind(program.address, (program, tuple(kernels)))
+
+
+def written(plan: Plan) -> bytes | None:
+    """The program of a plan for `load` in another process, which finds all machine code that it needs but the kernels';
+    None where there can be none."""
+    if handle_offset() is None:
+        return None
+    program, _ = write(plan, lambda block: lambda step, tensors, words: None, _is_short(plan, host_machine()))
+    packed = program.packed()
+    if packed is not None:
+        _method()
+        _keep_thunks(program.shims)
+    return packed
+
+
+@functools.cache
+def _keep_thunks(needed: tuple[shims.Shim, ...]) -> None:
+    """Another process finds their code."""
+    emit(shims.thunks_text(needed), "", "")
+
+
+on_reset(_keep_thunks.cache_clear)
+
+
+class Planned(Protocol):
+    """What a program was made of."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def binding(self) -> Binding: ...
+
+    @property
+    def readable(self) -> Run: ...
+
+
+def load(
+    data: memoryview,
+    kernels: Sequence[int],
+    constants: Sequence[torch.Tensor],
+    planned: Callable[[], Planned],
+    owned: object,
+) -> Run | None:
+    """The function that runs what `written` has given; None where it cannot. `kernels`: their addresses; `planned` is
+    asked where a step has to be made in Python, or the whole; `owned` lives as long."""
+    offset = handle_offset()
+    if offset is None:
+        return None
+
+    @functools.cache
+    def steps() -> Sequence[object]:
+        found = planned()
+        return write(found.plan, _in_python(found.binding), _is_short(found.plan, host_machine()))[1]
+
+    def step(number: int) -> Callable[..., object]:
+        return _Late(lambda: cast(Callable[..., object], steps()[number]))
+
+    fallback = _Late(lambda: planned().readable)
+    try:
+        program = unpacked(data).linked(Surroundings(kernels, constants, step, fallback, offset))
+    except RuntimeError:
+        return None
+    return _method().bind(program.address, (program, owned))
+
+
+def _in_python(binding: Binding) -> Callable[[Block], InPython]:
+    """Makes the steps of a block in Python, when they are called."""
 
     def in_python(block: Block) -> InPython:
         facts = facts_of(block, binding.constants)
@@ -74,18 +152,16 @@ def build(plan: Plan, binding: Binding, kernels: Sequence[CompiledKernel], fallb
 
         return made
 
-    addresses = [kernel.address for kernel in kernels]
-    short = _is_short(plan, host_machine())
-    program = assemble(plan, addresses, binding.constants, in_python, fallback, offset, short)
-    return _method().bind(program.address, (program, tuple(kernels)))
+    return in_python
 
 
 def _is_short(plan: Plan, machine: Machine) -> bool:
     """Whether a plan takes less than a microsecond besides its memory: little work in kernels, and no calls."""
-    plain = all(isinstance(step, _PLAIN) for step in plan.steps)
+    if not all(isinstance(step, _PLAIN) for step in plan.steps):
+        return False
     works = [most_work(plan.kernels[step.kernel], machine) for step in plan.steps if isinstance(step, Launch)]
     known = [work for work in works if work is not None]
-    return plain and known == works and sum(known) < machine.grain // 16
+    return known == works and sum(known) < machine.grain // 16
 
 
 class _Late:

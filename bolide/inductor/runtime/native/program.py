@@ -1,10 +1,9 @@
-"""Programs of the native driver while they are written, and in memory."""
+"""Programs of the native driver while they are written."""
 
 from __future__ import annotations
 
 import array
-import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -12,8 +11,9 @@ import torch
 
 from bolide.inductor.plan import Operator
 from bolide.inductor.runtime.native import instructions as ops
-from bolide.inductor.runtime.native import shims
-from bolide.inductor.runtime.native.shims import Shim, thunks
+from bolide.inductor.runtime.native import linking, shims
+from bolide.inductor.runtime.native.linking import Label, Written
+from bolide.inductor.runtime.native.shims import Shim
 from bolide.symbolic import Expr
 from bolide.symbolic.expr import Atom
 
@@ -36,23 +36,6 @@ _KINDS = {"//": ops.DIVIDE, "%": ops.REMAINDER, "min": ops.LEAST, "max": ops.GRE
 
 
 @dataclass(slots=True)
-class Program:
-    """A program in memory: `control` is its control block. What it points to is kept in `owned`."""
-
-    control: array.array[int]
-    owned: list[object]
-
-    @property
-    def address(self) -> int:
-        return self.control.buffer_info()[0]
-
-    @property
-    def runs(self) -> int:
-        """How often it has run natively."""
-        return self.control[ops.RUNS]
-
-
-@dataclass(slots=True)
 class PythonStep:
     """A step in Python: the function, its arguments, its results; `behind`: the instruction that follows it; `place`:
     its number among the program's steps, once it is one of them. Where there is no Python, `function` is the text that
@@ -67,8 +50,8 @@ class PythonStep:
 
 @dataclass(slots=True)
 class Writer:
-    """A program that is being written, for this process. Slots and words go by the names that the plan gives tensors
-    and integers. One that `is_short` holds the interpreter lock throughout: to give it up takes longer."""
+    """A program that is being written, for a process with Python. Slots and words go by the names that the plan gives
+    tensors and integers. One that `is_short` holds the interpreter lock throughout: to give it up takes longer."""
 
     code: list[int] = field(default_factory=list)
     frame: list[int] = field(default_factory=list)  # first values
@@ -77,8 +60,10 @@ class Writer:
     words: dict[Expr, int] = field(default_factory=dict)  # their places in the frame
     steps: list[PythonStep] = field(default_factory=list)
     references: list[tuple[int, int]] = field(default_factory=list)  # where in the code a step's offset belongs
-    owned: list[object] = field(default_factory=list)
     longest: int = 2
+    _pool: list[int] = field(default_factory=lambda: [0] * ops.CONTROL_WORDS)  # the words of the whole
+    _shims: dict[Shim, int] = field(default_factory=dict)
+    _objects: list[object] = field(default_factory=list)
     _arrays: dict[tuple[Expr, ...], Operand] = field(default_factory=dict)
     is_short: bool = False
     _held: bool = True  # the interpreter lock
@@ -96,7 +81,8 @@ class Writer:
     @property
     def generator(self) -> tuple[int, int] | None:
         """The addresses of the generator that seeds are drawn from and of its lock, where they are known."""
-        return shims.generator()
+        found = shims.generator() is not None
+        return (Label(linking.GENERATOR, 0), Label(linking.GENERATOR, 1)) if found else None
 
     # ---- tensors and words -------------------------------------------------------------------------------------------
 
@@ -176,20 +162,23 @@ class Writer:
         return self._arrays[exprs]
 
     def data(self, content: bytes) -> Operand:
-        """The address of bytes, which live as long as the program; a zero byte follows."""
-        buffer = ctypes.create_string_buffer(content)
-        self.owned.append(buffer)
-        return ops.LITERAL, ctypes.addressof(buffer)
+        """The address of bytes, which are part of the program; a zero byte follows."""
+        return ops.LITERAL, self.table(linking.words_of(content))
 
     def table(self, values: Sequence[int]) -> int:
-        """The address of words, which live as long as the program."""
-        table = array.array("q", values)
-        self.owned.append(table)
-        return table.buffer_info()[0]
+        """The address of words, which are part of the program."""
+        label = Label(linking.OWN, 8 * len(self._pool))
+        self._pool.extend(values)
+        return label
 
     def thunk(self, shim: Shim) -> int:
         """The address of the thunk of a function in C."""
-        return thunks.addresses[shim]
+        return Label(linking.THUNK, self._shims.setdefault(shim, len(self._shims)))
+
+    def object(self, value: object) -> Operand:
+        """A result that is always the same."""
+        self._objects.append(value)
+        return ops.OBJECT, Label(linking.OBJECT, len(self._objects) - 1)
 
     # ---- instructions ------------------------------------------------------------------------------------------------
 
@@ -349,37 +338,33 @@ class Writer:
 
     # ---- the whole ---------------------------------------------------------------------------------------------------
 
-    def finish(
-        self,
-        fallback: Callable[[list[object]], object],
-        inputs: Sequence[Operand],
-        results: Sequence[Operand],
-        borrowed: int,
-        offset: int,
-    ) -> Program:
-        """The program in memory. `fallback` is what runs where an input is not what it should be; `inputs` and
-        `results` say where they are; the first slots are `borrowed`; `offset`: see `instructions.TENSOR`."""
+    def finish(self, inputs: Sequence[Operand], results: Sequence[Operand], borrowed: int) -> Written:
+        """The whole program. `inputs` and `results` say where they are; the first slots are `borrowed`."""
         self.in_python()
         self.code += (ops.DONE, 0)
         places = []
-        for step in self.steps:
-            self.owned.append(step.function)
-            self.code.append(offset)
+        for number, step in enumerate(self.steps):
+            self.code.append(Label(linking.HANDLE, 0))
             places.append(len(self.code))
-            head = (id(step.function), step.behind, len(step.arguments), *flat(step.arguments))
+            head = (Label(linking.STEP, number), step.behind, len(step.arguments), *flat(step.arguments))
             self.code += (*head, len(step.results), *flat(step.results))
         for at, place in self.references:
             self.code[at] = places[place]
         control = [0] * ops.CONTROL_WORDS
-        control[ops.FALLBACK] = id(fallback)
+        control[ops.FALLBACK] = Label(linking.FALLBACK, 0)
         control[ops.INPUTS], control[ops.INPUT_TABLE] = len(inputs), self.table(flat(inputs))
         control[ops.SLOTS], control[ops.SLOT_TABLE] = len(self.handles), self.table(self.handles)
         control[ops.FRAME], control[ops.FRAME_TABLE] = len(self.frame), self.table(self.frame)
         control[ops.RESULTS], control[ops.RESULT_TABLE] = len(results), self.table(flat(results))
         control[ops.BORROWED], control[ops.CODE] = borrowed, self.table(self.code)
-        control[ops.TENSOR], control[ops.LONGEST] = offset, self.longest
-        control[ops.CLASSES : ops.CLASSES + 2] = [id(torch.Tensor), id(torch.nn.Parameter)]
-        return Program(array.array("q", control), [fallback, *self.owned])
+        control[ops.TENSOR], control[ops.LONGEST] = Label(linking.HANDLE, 0), self.longest
+        control[ops.CLASSES : ops.CLASSES + 2] = [Label(linking.CLASS, number) for number in range(2)]
+        self._pool[: ops.CONTROL_WORDS] = control
+        found = {kind: array.array("i") for kind in linking.KINDS}
+        for place, word in enumerate(self._pool):
+            if type(word) is Label:
+                found[word.kind].append(place)
+        return Written(array.array("q", self._pool), found, tuple(self._shims), tuple(self._objects))
 
 
 def flat(operands: Sequence[Operand]) -> list[int]:

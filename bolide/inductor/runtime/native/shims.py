@@ -129,21 +129,20 @@ def type_text(kind: object) -> str:
 
 
 class Thunks:
-    """Functions ``int64_t (const int64_t *words)`` that call shims with these words. One is made for each shim of a
-    process, and lives as long."""
+    """Functions ``int64_t (const int64_t *words)`` that call shims with these words, which live as long as the process.
+    Those that a program needs are one module, whose code another process with the program finds (docs/caches.md)."""
 
     def __init__(self) -> None:
         self.addresses: dict[Shim, int] = {}
         self.libraries: list[Library] = []
 
     def require(self, shims: Sequence[Shim]) -> None:
-        """Makes those that are missing."""
-        missing = [shim for shim in dict.fromkeys(shims) if shim not in self.addresses]
-        if missing:
-            names = [shim.thunk for shim in missing]
-            library = load(thunks_text(missing), names, "", "")
+        """Makes those that are missing. Raises RuntimeError where torch has not such functions."""
+        if not self.addresses.keys() >= {*shims}:
+            names = [shim.thunk for shim in shims]
+            library = load(thunks_text(shims), names, "", "")
             self.libraries.append(library)
-            self.addresses.update({shim: library.addresses[name] for shim, name in zip(missing, names)})
+            self.addresses.update({shim: library.addresses[name] for shim, name in zip(shims, names)})
 
 
 thunks = Thunks()
@@ -194,7 +193,7 @@ def generator() -> tuple[int, int] | None:
 
 def _shared(shim: Shim) -> tuple[str, ...]:
     """What a thunk refers to."""
-    if shim is SEED:
+    if shim == SEED:
         return (_SEED,)
     declared = f"declare i32 @{shim.symbol}({', '.join(shim.parameters)})"
     return (declared, *_GRAD_MODE) if shim.in_grad_mode else (declared,)
