@@ -5,8 +5,8 @@ Element `i` of the draw with number `counter` takes the words of philox(key=seed
 counter mod 2**32, counter div 2**32)).
 Uniform: (word 0 >> 8) * 2**-24. Normal (Box and Muller): sqrt(-2 ln u) cos(2 pi v) with u = ((word 0 >> 8) + 1) *
 2**-24 and v = (word 1 >> 8) * 2**-24.
-Generated kernels make the same words. The only impure operation is drawing the seed from torch's generator, so
-`torch.manual_seed` makes a run repeatable.
+Generated kernels make the same words. The only impure operation is drawing the seed from torch's generator of the
+device that the numbers are for, so `torch.manual_seed` makes a run repeatable.
 """
 
 from __future__ import annotations
@@ -109,16 +109,17 @@ def draws(node: torch.fx.Node) -> bool:
 def _draw(
     numbers: Callable[[int, int, int], Floats], seed: torch.Tensor, counter: int, size: Sequence[int]
 ) -> torch.Tensor:
-    return torch.from_numpy(numbers(int(seed.item()), counter, math.prod(size))).reshape(tuple(size))
+    drawn = torch.from_numpy(numbers(int(seed.item()), counter, math.prod(size)))
+    return drawn.reshape(tuple(size)).to(seed.device)
 
 
-def draw_seed() -> torch.Tensor:
-    """What `bolide::rng_seed` gives: drawn from torch's generator."""
-    return torch.randint(-(2**63), 2**63 - 1, ())
+def draw_seed(device: torch.device | None = None) -> torch.Tensor:
+    """What `bolide::rng_seed` gives: drawn from torch's generator of the device, the CPU if none is named."""
+    return torch.randint(-(2**63), 2**63 - 1, (), device=device)
 
 
 _DRAW = "(Tensor seed, int counter, SymInt[] size) -> Tensor"
-rng_seed = operator("rng_seed() -> Tensor", draw_seed, torch.Tag.nondeterministic_seeded)
+rng_seed = operator("rng_seed(*, Device? device=None) -> Tensor", draw_seed, torch.Tag.nondeterministic_seeded)
 rand = operator(f"rand{_DRAW}", functools.partial(_draw, uniform))
 randn = operator(f"randn{_DRAW}", functools.partial(_draw, normal))
 DRAWS = frozenset({rng_seed, rand, randn})

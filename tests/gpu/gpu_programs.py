@@ -49,7 +49,6 @@ class Program:
     dtype: torch.dtype = f32
     train: bool = False
     judge: str = "near"
-    sizes: tuple[int, ...] = (33, 64, 257)
 
     @property
     def title(self) -> str:

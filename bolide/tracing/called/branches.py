@@ -90,9 +90,9 @@ class Part(Trace):
                 self.symbols.append(symbol)
         return super().size_node(expr)
 
-    def seed(self) -> tuple[fx.Node, int]:
+    def seed(self, device: torch.device) -> tuple[fx.Node, int]:
         """That of the trace around: what is drawn here is drawn nowhere else."""
-        node, counter = self.outer.seed()
+        node, counter = self.outer.seed(device)
         known = self.outer.seeds.get(node)
         if known is None:
             known = self.outer.seeds[node] = self.outer.wrap(node)

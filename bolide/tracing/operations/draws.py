@@ -1,7 +1,7 @@
 """Recording random operations as pure functions of one seed.
 
 Draws that are not worth it (permutations, multinomial samples, rare distributions) stay as they are: operations on
-torch's own generator. So do all where the numbers are to be eager's (`Trace.draws_as_eager`), and those on a GPU.
+torch's own generator. So do all where the numbers are to be eager's (`Trace.draws_as_eager`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Node = torch.fx.Node
 _EXACT = 1 << 20  # a range of integers that 24 random bits cover evenly enough
 
 
-def _draw(trace: Recorder, func: OpOverload, shape: tuple[Size, ...]) -> Node:
-    seed, counter = trace.seed()
-    return trace.call(func, seed, counter, [trace.unwrap(size) for size in shape])  # type: ignore[no-any-return]
+def _draw(trace: Recorder, func: OpOverload, wanted: TensorMeta) -> Node:
+    seed, counter = trace.seed(wanted.device)
+    return trace.call(func, seed, counter, [trace.unwrap(size) for size in wanted.shape])  # type: ignore[no-any-return]
 
 
 def _as_eager(trace: Recorder, wanted: TensorMeta) -> bool:
-    """Whether torch's own generator draws: it does on other devices than the CPU, whose generators are their own."""
-    return trace.draws_as_eager or wanted.device.type != "cpu"
+    """Whether torch's own generator draws: it does on devices that have no kernels of ours."""
+    return trace.draws_as_eager or wanted.device.type not in ("cpu", "cuda")
 
 
 def _eagers(trace: Recorder, func: OpOverload, wanted: TensorMeta, *parameters: object) -> Node:
@@ -65,7 +65,7 @@ def _uniform(trace: Recorder, wanted: TensorMeta, low: float = 0, high: float = 
         return _eagers(trace, aten.uniform.default, wanted, low, high)
     if wanted.dtype.is_complex:
         return _both_parts(trace, wanted, lambda part: _uniform(trace, part, low, high))
-    node = _draw(trace, rng.rand, wanted.shape)
+    node = _draw(trace, rng.rand, wanted)
     if wanted.dtype in (torch.bfloat16, torch.float16):  # as many bits as the dtype holds: rounding must not give 1
         steps = 2**8 if wanted.dtype is torch.bfloat16 else 2**11
         node = trace.call(aten.floor.default, trace.call(aten.mul.Tensor, node, steps))
@@ -85,7 +85,7 @@ def _normal(trace: Recorder, wanted: TensorMeta, mean: float = 0, std: float = 1
         return _eagers(trace, aten.normal_functional.default, wanted, mean, std)
     if wanted.dtype.is_complex:  # the two parts have the variance together, and each the mean
         return _both_parts(trace, wanted, lambda part: _normal(trace, part, mean, std * math.sqrt(0.5)))
-    node = _draw(trace, rng.randn, wanted.shape)
+    node = _draw(trace, rng.randn, wanted)
     if std != 1:
         node = trace.call(aten.mul.Tensor, node, std)
     if mean != 0:
@@ -129,7 +129,7 @@ def _integers(trace: Recorder, wanted: TensorMeta, low: int, high: int) -> Node:
         op, end, shape = aten.randint.low, trace.unwrap(high), [trace.unwrap(size) for size in wanted.shape]
         options = {"dtype": wanted.dtype, "device": wanted.device}
         return trace.call(op, first, end, shape, **options)  # type: ignore[no-any-return]
-    node = _draw(trace, rng.rand, wanted.shape)
+    node = _draw(trace, rng.rand, wanted)
     node = trace.call(aten.floor.default, trace.call(aten.mul.Tensor, node, count))
     if not starts_at_zero:
         node = trace.call(aten.add.Tensor, node, first)
@@ -151,7 +151,7 @@ def _bernoulli(trace: Recorder, wanted: TensorMeta, p: float | Node) -> Node:
     if isinstance(p, Node):
         low, high = trace.call(aten.ge.Scalar, p, 0), trace.call(aten.le.Scalar, p, 1)
         data.check_node(trace, trace.call(aten.all.default, trace.call(aten.logical_and.default, low, high)))
-    node = _draw(trace, rng.rand, wanted.shape)
+    node = _draw(trace, rng.rand, wanted)
     op = aten.lt.Tensor if isinstance(p, Node) else aten.lt.Scalar
     return _converted(trace, trace.call(op, node, p), wanted)
 

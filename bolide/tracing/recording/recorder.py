@@ -117,8 +117,7 @@ class Recorder(abc.ABC):
         self.functional_only: str | None = None
         self.wrappers: dict[int, tuple[TensorMeta, TracedTensor]] = {}  # one for each meta of symbolic sizes, by id
         self.seeds: dict[Node, TracedTensor] = {}  # as tensors, for the parts that draw
-        self._seed: Node | None = None
-        self._draws = 0
+        self._draws: dict[torch.device, tuple[Node, int]] = {}  # seeds, and how many draws they had
         self._mode = RecordingMode(self)
         self._lines: list[tuple[int, UserFrame | None]] = []  # of each call, with the number autograd goes on with
         self._cuts: dict[Node, Node] = {}  # values, and the same without a derivative
@@ -436,17 +435,18 @@ class Recorder(abc.ABC):
             return tuple(self.wrap(item) for item in node)
         return node
 
-    def seed(self) -> tuple[Node, int]:
-        """The seed's node and the number of the next draw."""
-        if self._seed is None:
-            self._seed = self.call(rng.rng_seed)
-        self._draws += 1
-        assert self._seed is not None
-        return self._seed, self._draws - 1
+    def seed(self, device: torch.device) -> tuple[Node, int]:
+        """The node of a device's seed and the number of the next draw."""
+        if device not in self._draws:
+            options = {} if device.type == "cpu" else {"device": device}
+            self._draws[device] = self.call(rng.rng_seed, **options), 0
+        node, draws = self._draws[device]
+        self._draws[device] = node, draws + 1
+        return node, draws
 
     def forget_seed(self) -> None:
         """Numbers drawn from here on come from another seed."""
-        self._seed, self._draws = None, 0
+        self._draws.clear()
 
     # ---- functional writes ----------------------------------------------------------------------------------------
 

@@ -52,8 +52,8 @@ def _eye(rows: int, columns: int | None = None, **options: Any) -> TensorMeta:
 
 
 @rule("bolide::rng_seed")
-def _seed() -> TensorMeta:
-    return _numbers((), torch.int64)
+def _seed(device: torch.device | None = None) -> TensorMeta:
+    return _numbers((), torch.int64, device=device)
 
 
 @rule("bolide::rand", "bolide::randn")

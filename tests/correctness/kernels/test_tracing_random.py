@@ -155,3 +155,17 @@ assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() =
 optimizer.step()
 """
     subprocess.run([sys.executable, "-c", source], check=True, timeout=120)
+
+
+def test_a_gpu_has_a_seed_of_its_own() -> None:
+    """What is drawn for a GPU has its seed, drawn there; that for the CPU another one."""
+    trace, cuda = Trace(), torch.device("cuda", 0)
+    with trace.recording():
+        node = trace.input(torch.ones(4, 5), "x").node
+        node.meta["val"] = node.meta["val"]._replace(device=cuda)
+        x = trace.wrap(node)
+        dropped = F.dropout(x, 0.5) + torch.rand_like(x)
+        there, here = dropped.node.meta["val"], torch.rand(3).node.meta["val"]  # type: ignore[attr-defined]
+    assert (there.device, here.device) == (cuda, torch.device("cpu"))
+    seeds = [node for node in trace.graph.nodes if node.target is rng.rng_seed]
+    assert [seed.meta["val"].device for seed in seeds] == [cuda, torch.device("cpu")]

@@ -188,12 +188,17 @@ def emulate(
 ) -> None:
     """Run a kernel that is bound for a GPU on flat tensors, in place. `step`: the turn goes to the thread so many
     numbers on (-1: backwards)."""
-    text, (launches,) = gpu_module([kernel], HOPPER)
     words = [buffers[param.name].data_ptr() for param in kernel.params]
-    words += [(sizes or {})[name] for name in kernel.sizes]
+    launched(kernel, words + [(sizes or {})[name] for name in kernel.sizes], step)
+
+
+def launched(kernel: Kernel, words: Sequence[int], step: int = 1) -> None:
+    """The same on raw addresses, followed by the sizes."""
+    text, (launches,) = gpu_module([kernel], HOPPER)
+    sizes = dict(zip(kernel.sizes, words[len(kernel.params) :]))
     library = _library(_on_host(text, [launch.symbol for launch in launches], len(kernel.params), len(kernel.sizes)))
     for launch in launches:
-        teams = launch.teams.evaluate(sizes or {})
+        teams = launch.teams.evaluate(sizes)
         for block in range(-(-teams // launch.teams_per_block)):
             _run_block(library, launch, block, words, step)
 

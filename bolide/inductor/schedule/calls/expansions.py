@@ -25,7 +25,7 @@ aten = torch.ops.aten
 def torchs(extern: Extern) -> Extern:
     """The call of torch's that does what one of bolide's does; the call itself where there is none."""
     if extern.op is rng_seed:
-        return replace(extern, op=externs.SEED[0], args=externs.SEED[1])
+        return replace(extern, op=externs.SEED[0], args=externs.SEED[1])  # the device stays where it is
     if extern.op is ctc_loss:
         return replace(extern, op=aten._ctc_loss.Tensor)
     if extern.op is recurrent:
