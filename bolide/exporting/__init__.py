@@ -23,6 +23,7 @@ from bolide.dynamo.program.captured import Captured, Guard
 from bolide.dynamo.state import state
 from bolide.functorch.graphs import results
 from bolide.support.errors import Unsupported
+from bolide.tracing import modes
 
 if TYPE_CHECKING:
     from bolide.exporting.shapes import Shapes
@@ -140,7 +141,7 @@ def capture_whole(
 
     Raises Unsupported for breaks and for effects on Python objects, ConstraintError where the program assumes more of
     sizes than `shapes` says."""
-    reason = guards.busy()
+    reason = guards.busy() or ("a torch function mode is active" if modes.count_functions() else None)
     if reason is not None:
         raise Unsupported(reason, kind="state")
     history = SizeHistory(getattr(function, "__qualname__", ""), reads_data=False)

@@ -34,7 +34,7 @@ _BY_VALUE: tuple[type, ...] = (
 )
 _CONSTANTS: tuple[type, ...] = (int, float, complex, str, bytes)
 """Another process has others that are equal."""
-_REPLAY = ("name", "graph", "result", "flags", "shape")
+_REPLAY = ("name", "graph", "result", "flags", "shape", "under_functions")
 
 
 @dataclass(frozen=True)

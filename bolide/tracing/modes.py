@@ -10,11 +10,13 @@ import contextlib
 import functools
 import signal
 import threading
+import types
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
 
 from bolide.tracing.traits import traits_of
 
@@ -99,7 +101,7 @@ def apply(wanted: list[Setting]) -> None:
 
 # ---- stacks ----------------------------------------------------------------------------------------------------------
 
-Stacks = tuple[tuple[object, ...], int, object]
+Stacks = tuple[tuple[TorchFunctionMode, ...], int, object]
 
 
 def stacks() -> Stacks:
@@ -114,9 +116,119 @@ def functions_change() -> bool:
     return not all(map(_is_cpu_by_default, stacks()[0]))
 
 
-def _is_cpu_by_default(mode: Any) -> bool:
+def _is_cpu_by_default(mode: object) -> bool:
+    return is_device_context(mode) and mode.device.type == "cpu"  # type: ignore[attr-defined]
+
+
+class AskingMode(TorchFunctionMode):
+    """Stands on torch's stack for a function mode of a program, whose code is interpreted when torch asks it.
+
+    `evaluate(function, args, kwargs)` interprets a call; `device`: of the mode of a default device."""
+
+    mode: object
+    evaluate: Callable[..., object]
+    device: torch.device
+
+
+def asks_program() -> bool:
+    """Whether torch would ask such a mode now."""
+    count = _native._len_torch_function_stack()
+    return bool(count) and isinstance(_native._get_function_stack_at(count - 1), AskingMode)
+
+
+class _Aside(threading.local):
+    """The function modes of this thread while they are not on torch's stack, outermost first."""
+
+    functions: list[TorchFunctionMode] | None = None
+
+
+_aside = _Aside()
+
+
+def _entered_functions() -> list[TorchFunctionMode]:
+    known = _aside.functions
+    return list(stacks()[0]) if known is None else known
+
+
+def functions_around() -> tuple[TorchFunctionMode, ...]:
+    """The function modes that a program runs under, outermost first; () where none of them changes anything."""
+    entered = tuple(_entered_functions())
+    return () if all(map(_is_cpu_by_default, entered)) else entered
+
+
+def count_functions() -> int:
+    """How many function modes a program runs under."""
+    return len(functions_around())
+
+
+def function_mode_at(place: int) -> TorchFunctionMode:
+    """One of these modes."""
+    return _entered_functions()[place]
+
+
+def is_device_context(mode: object) -> bool:
+    """Whether a function mode is that of a default device."""
     cls = type(mode)
-    return (cls.__module__, cls.__name__) == ("torch.utils._device", "DeviceContext") and mode.device.type == "cpu"
+    return (cls.__module__, cls.__name__) == ("torch.utils._device", "DeviceContext")
+
+
+def is_foreign(mode: object) -> bool:
+    """Whether the code of a function mode is not captured: torch's own, and ours."""
+    if is_device_context(mode):
+        return False
+    asked = type(mode).__torch_function__  # type: ignore[attr-defined]
+    if type(asked) is not types.FunctionType:
+        return True
+    return asked.__module__ != "torch.overrides" and asked.__module__.partition(".")[0] in ("torch", "bolide")
+
+
+def foreign_function_mode() -> str | None:
+    """The name of a function mode around that is not captured, if there is one."""
+    return next((type(mode).__qualname__ for mode in functions_around() if is_foreign(mode)), None)
+
+
+def _taken_off() -> list[TorchFunctionMode]:
+    taken = [_native._pop_torch_function_stack() for _ in range(_native._len_torch_function_stack())]
+    return taken[::-1]
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """For the time of what is no part of a program: function modes do not see it."""
+    if _aside.functions is not None:
+        yield
+        return
+    _aside.functions = _taken_off()
+    try:
+        yield
+    finally:
+        functions, _aside.functions = _aside.functions, None
+        for mode in functions:
+            _native._push_on_torch_function_stack(mode)
+
+
+@contextlib.contextmanager
+def seen() -> Iterator[None]:
+    """Function modes see again what they do not otherwise, inside of `unseen`."""
+    functions, _aside.functions = _aside.functions, None
+    for mode in functions or ():
+        _native._push_on_torch_function_stack(mode)
+    try:
+        yield
+    finally:
+        if functions is not None:
+            _aside.functions = _taken_off()
+
+
+def enter_functions(kept: int, *entered: TorchFunctionMode) -> None:
+    """Leave all function modes but for the outermost `kept` ones, and enter others."""
+    functions = [*_entered_functions()[:kept], *entered]
+    if _aside.functions is not None:
+        _aside.functions = functions
+        return
+    _taken_off()
+    for mode in functions:
+        _native._push_on_torch_function_stack(mode)
 
 
 def saved_tensor_hooks() -> Any:
@@ -194,26 +306,24 @@ uncaptured = _Hook()
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """For the time of compiling. Hooks of saved tensors are put aside: they are for what the compiled program will
-    save; so are function modes that change nothing. Signal handlers run outside of any recording. A recording that has
-    failed halfway out is left. Backward passes are not captured from the engine."""
+    save; so are function modes, which the captured program asks itself. Signal handlers run outside of any recording.
+    A recording that has failed halfway out is left. Backward passes are not captured from the engine."""
     aside: list[Any] = []
-    idle: list[Any] = []
-    if not functions_change():
-        idle += [_native._pop_torch_function_stack() for _ in range(_native._len_torch_function_stack())]
-    functions, dispatch = _native._len_torch_function_stack(), _native._len_torch_dispatch_stack()
+    dispatch = _native._len_torch_dispatch_stack()
     while (pair := saved_tensor_hooks()) is not None:
         aside.append(pair)
         _native._autograd._pop_saved_tensors_default_hooks()
     try:
-        with handlers_apart(), uncaptured:
-            yield
+        with handlers_apart(), uncaptured, unseen():
+            functions = _native._len_torch_function_stack()
+            try:
+                yield
+            finally:
+                while _native._len_torch_function_stack() > functions:
+                    _native._pop_torch_function_stack()
     finally:
         while _native._len_torch_dispatch_stack() > dispatch:
             _native._pop_torch_dispatch_stack(None)
-        while _native._len_torch_function_stack() > functions:
-            _native._pop_torch_function_stack()
-        for mode in reversed(idle):
-            _native._push_on_torch_function_stack(mode)
         for pair in reversed(aside):
             _native._autograd._push_saved_tensors_default_hooks(*pair)
 

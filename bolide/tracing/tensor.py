@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 import torch.fx
@@ -18,6 +18,9 @@ from bolide.support.errors import Unsupported, UserFrame
 from bolide.support.leaks import fleeting
 from bolide.symbolic import ShapeEnv, is_data
 from bolide.tracing.meta import DataDependent, TensorMeta, is_symbolic
+from bolide.tracing.modes import asks_program
+
+T = TypeVar("T")
 
 #: one view operation: the overload, and its arguments after the tensor, as they stand in the graph
 ViewStep = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
@@ -208,7 +211,7 @@ def recorded(
     """What an operation on tensors of these classes answers; NotImplemented where a class of the program's or of
     torch's, which has a `__torch_dispatch__`, is to be asked first."""
     if types == _ONLY_TRACED:
-        return trace.dispatch(func, args, kwargs)
+        return _privately(trace.dispatch, func, args, kwargs)
     if any(map(computes_itself, types)):
         return NotImplemented
     if not any(map(is_stand_in, types)):
@@ -216,7 +219,16 @@ def recorded(
     if not all(map(is_mask, filter(is_stand_in, types))):
         return NotImplemented
     with unmasked(masked_among([*args, *kwargs.values()])):
-        return trace.dispatch(func, args, kwargs)
+        return _privately(trace.dispatch, func, args, kwargs)
+
+
+def _privately(record: Callable[..., T], *given: object) -> T:
+    """What is recorded, unseen by the program's function modes: torch comes here under them from functions that ask
+    nobody."""
+    if not asks_program():
+        return record(*given)
+    with torch._C.DisableTorchFunction():
+        return record(*given)
 
 
 def _asking(operation: str, kind: str) -> Any:

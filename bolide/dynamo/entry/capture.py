@@ -36,6 +36,7 @@ from bolide.dynamo.program.captured import Break, Captured, Effect, Guard, Recip
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, MODULE_INTERNALS
 from bolide.dynamo.state import state
 from bolide.dynamo.torch_calls.hooks import hook_effects, refuse_results_in_between
+from bolide.dynamo.torch_calls.state import enter_around, function_mode_effects
 from bolide.dynamo.world.outside import Deferred, Overlay, Snapshot
 from bolide.dynamo.world.rebuild import Rebuilder
 from bolide.dynamo.world.world import World
@@ -309,6 +310,8 @@ class _Attempt:
         self.trace.tell(_Listener(self.machine, self.calls, breaks))
         self.trace.draws_as_eager = record_calls or draws_as_eager
         self.machine.recorder = self.calls
+        self.modes_around: list[object] = []  # the function modes at the beginning, and at the end
+        self.modes_left: list[object] = []
         self.world.guards.add(None, "global_state", None)
 
     def stops(self) -> list[int]:
@@ -358,6 +361,7 @@ class _Attempt:
         # modes are left in the reverse order
         with self.trace.recording(), self.calls or contextlib.nullcontext(), _native_state(machine):
             entered = modes.stacks()
+            self.modes_around = enter_around(machine)
             self.start(machine)
             if machine.run(stop):
                 result = machine.frames[0].stack.pop()
@@ -379,6 +383,8 @@ class _Attempt:
         captured."""
         self.trace.shapes.needed = self.trace.shapes.derive = self.trace.shapes.named = None
         self.trace.tell(Listener())
+        functions = self.machine.modes.functions
+        self.modes_left, functions.active = functions.active, []
         open_to_data = self.trace.captures_numbers is None or self.trace.captures_sizes is None
         self.symbols.history.met_data = open_to_data and bool(self.trace.shapes.facts.names)
         self.trace.captures_numbers = bool(self.trace.captures_numbers)
@@ -401,6 +407,7 @@ class _Attempt:
         effects += hook_effects(rebuilder) + context_effects(machine, rebuilder)
         effects += _deferred(machine.later.calls, rebuilder)
         effects += [effect_of(setter, *rebuilder.constants(*args)) for setter, args in changed]
+        effects += function_mode_effects(rebuilder, self.modes_around, self.modes_left)
         checks = _deferred(machine.later.checks, rebuilder)
         rebuilder.refuse_histories()
         refuse_seen(machine, rebuilder.memo)
@@ -435,6 +442,7 @@ class _Attempt:
             shape=shape,
             ending=ending,
             reliance=world.guards.reliance,
+            under_functions=bool(self.modes_around),
             release=functools.partial(_forget, world, machine, rebuilder),
         )
 

@@ -32,6 +32,7 @@ from bolide.dynamo.program.captured import Captured, Effect, GraphFacts, Guard, 
 from bolide.dynamo.program.sources import Namespace, Signature, with_symbols
 from bolide.support.errors import Refuted
 from bolide.support.origins import is_ours, refuse_mistake
+from bolide.tracing import modes
 from bolide.tracing.fallible import may_raise
 
 Runner = Callable[[list[Any]], Sequence[Any]]
@@ -87,6 +88,7 @@ def replay_of(captured: Captured) -> Replay:
         captured.draws,
         captured.flags,
         captured.shape,
+        captured.under_functions,
     )
 
 
@@ -106,9 +108,15 @@ def make_entry(
     `faults.settle` says of it. `guards` come from `guards.prepare`.
     """
     namespace = Namespace(signature.names)
-    builder = _Builder(namespace, replay, namespace.reference(eager, "eager"), signature.forward)
+    under = replay.under_functions
+    builder = _Builder(
+        namespace, replay, namespace.reference(_seen(eager) if under else eager, "eager"), signature.forward
+    )
     checked, found, other = namespace.fresh("check"), namespace.fresh("found"), namespace.fresh("other")
-    body = "".join(f"    {line}\n" for line in builder.body(found, namespace.reference(run, "run")))
+    lines = builder.body(found, namespace.reference(run, "run"))
+    if under:
+        lines = itertools.chain([f"with {namespace.reference(modes.unseen, 'unseen')}():"], map(_INDENTED, lines))
+    body = "".join(f"    {line}\n" for line in lines)
     missed = f"{namespace.reference(miss, 'miss')}({signature.forward})"
     source = (
         f"def entry({signature.declare}):\n"
@@ -125,6 +133,19 @@ def make_entry(
     exec(compile(source, f"<bolide {replay.name}>", "exec", dont_inherit=True), scope)
     breaks = replay.shape is not None
     return Entry(number, breaks, tuple(guards), source, scope.pop("entry"), check, rest)
+
+
+_INDENTED = "    {}".format
+
+
+def _seen(function: Callable[..., object]) -> Callable[..., object]:
+    """A call of the program's, which function modes see."""
+
+    def call(*args: object, **kwargs: object) -> object:
+        with modes.seen():
+            return function(*args, **kwargs)
+
+    return call
 
 
 class _Builder:
@@ -192,6 +213,9 @@ class _Builder:
         """Statements that change something outside, so that nothing can be made again when one raises. What raises in
         a `foreign` one is the program's."""
         if foreign:
+            if self.replay.under_functions:
+                yield f"with {self.namespace.reference(modes.seen, 'seen')}():"
+                lines = [*map(_INDENTED, lines)]
             yield from lines
             return
         error = self.namespace.fresh("error")

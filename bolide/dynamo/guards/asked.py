@@ -23,6 +23,7 @@ from bolide.dynamo.program.kinds import (
     steering,
 )
 from bolide.dynamo.program.sources import ABSENT, Namespace, Reader, Signature
+from bolide.tracing import modes
 
 Value = Any
 """Of the program's."""
@@ -115,7 +116,8 @@ def check(names: Sequence[str], guards: Sequence[Guard], wanted: Sequence[Source
 
     def asked(*values: object) -> list[Value] | None:
         call = Call(names, values, classes)
-        return None if first_failing(guards, call) is not None else [*map(call.read, wanted)]
+        with modes.unseen():
+            return None if first_failing(guards, call) is not None else [*map(call.read, wanted)]
 
     return asked
 
@@ -166,6 +168,10 @@ def _keys(call: Call, guard: Guard) -> bool:
     return keys == wanted if all(type(key) is str for key in wanted) else same_constant(keys, wanted)
 
 
+def _state(call: Call, guard: Guard) -> bool:
+    return modes.count_functions() == guard.expected.functions and _by_text(call, guard)
+
+
 def _attribute(call: Call, guard: Guard) -> bool:
     expected = guard.expected
     return steering(call.found(guard), expected.name, expected.after) is expected.value
@@ -184,6 +190,7 @@ _TESTS: dict[str, Callable[[Call, Guard], object]] = {
     "class_attr": _attribute,
     "equals": _equals,
     "tensor": _tensor,
+    "global_state": _state,
 }
 """By kind of guard."""
 
@@ -196,10 +203,11 @@ def first_failure(
 ) -> Failure | None:
     """The first guard that does not hold for a call."""
     call = Call(signature.names, signature.bound(args, kwargs), texts.classes_of(guards))
-    guard = first_failing(guards, call)
-    if guard is None:
-        return None
-    actual = _actual(guard, call)
+    with modes.unseen():
+        guard = first_failing(guards, call)
+        if guard is None:
+            return None
+        actual = _actual(guard, call)
     if isinstance(actual, TensorGuard):
         return Failure(guard, texts.text(Guard(guard.source, "tensor", actual)), actual)
     return Failure(guard, actual, None)

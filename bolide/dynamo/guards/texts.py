@@ -25,7 +25,7 @@ from bolide.dynamo.state import state
 from bolide.support.caches import by_class
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.symbolic import Expr
-from bolide.tracing.modes import AUTOCAST_DEVICES, functions_change
+from bolide.tracing.modes import AUTOCAST_DEVICES, count_functions, foreign_function_mode
 
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -129,6 +129,7 @@ def global_state() -> GlobalState:
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
+        count_functions(),
     )
 
 
@@ -140,8 +141,9 @@ def busy() -> str | None:
         return "bolide.disable is in force"
     if torch._C._len_torch_dispatch_stack():
         return "a torch dispatch mode is active"
-    if torch._C._len_torch_function_stack() and functions_change():
-        return "a torch function mode (or a default device) is active"
+    foreign = foreign_function_mode()
+    if foreign is not None:
+        return f"a torch function mode is active whose code is not captured, {foreign}"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a torch.func transform is active"
     if forward_ad._current_level >= 0:
@@ -447,7 +449,8 @@ def is_of_data(guard: Guard) -> bool:
 
 
 def _global_conditions(expected: GlobalState, constant: Constant) -> list[str]:
-    """`global_state() == expected and busy() is None`, in the cheapest calls."""
+    """`global_state() == expected and busy() is None`, in the cheapest calls, but for function modes, which come
+    first (`native.check`)."""
 
     def flag(function: Callable[[], object], wanted: bool, hint: str) -> str:
         return f"{'' if wanted else 'not '}{constant(function, hint)}()"
@@ -457,8 +460,6 @@ def _global_conditions(expected: GlobalState, constant: Constant) -> list[str]:
         flag(native.is_grad_enabled, expected.grad, "grad_enabled"),
         f"not {constant(state, 'state')}.disabled",
         flag(native._len_torch_dispatch_stack, False, "dispatch_modes"),
-        f"not ({flag(native._len_torch_function_stack, True, 'function_modes')} and "
-        f"{flag(functions_change, True, 'functions_change')})",
         flag(native._is_any_autocast_enabled, bool(expected.autocast), "any_autocast"),
         flag(native.is_inference_mode_enabled, expected.inference, "inference_mode"),
         f"{constant(native.get_default_dtype, 'default_dtype')}() is {constant(expected.default_dtype, 'dtype')}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import inspect
 import threading
 import types
 from collections.abc import Callable
@@ -104,7 +105,18 @@ def _of_stand_in(vm: Machine, owner: object, name: str) -> object:
     return getattr(owner, name) if hasattr(type(member), "__get__") else member
 
 
+@functools.cache
+def _asked_getter(name: str) -> object:
+    """What reads an attribute of tensors and asks function modes about it, if something does."""
+    member = inspect.getattr_static(torch.Tensor, name, None)
+    if name == "__class__" or type(member) not in (types.GetSetDescriptorType, property):
+        return None
+    return member.fget if type(member) is property else member.__get__
+
+
 def _of_tensor(vm: Machine, owner: TracedTensor, name: str) -> object:
+    if vm.modes.functions.asks and (getter := _asked_getter(name)) is not None:
+        return Call(getter, [owner])
     if owner.face is not None and name != "__class__" and not hasattr(torch.nn.Parameter, name):
         return _of_face(vm, owner, name)
     return load_tensor_attribute(vm, owner, name)

@@ -35,7 +35,16 @@ from bolide.dynamo.machine.native_calls import (
     shown,
 )
 from bolide.dynamo.machine.operations import has_mapping_code
-from bolide.dynamo.machine.stand_ins import PENDING, PLAIN, behind, class_of, goes_to_class, real_value
+from bolide.dynamo.machine.stand_ins import (
+    PENDING,
+    PLAIN,
+    asks_modes,
+    behind,
+    class_of,
+    goes_to_class,
+    makes_tensors,
+    real_value,
+)
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING, PROXIES, is_library_namespace
 from bolide.dynamo.state import CALLBACK, own_mark
@@ -168,12 +177,20 @@ def _ask(
 ) -> object:
     """The answer of an intercept. A function of torch's that would ask the class of a tensor asks it; where it may
     not, the `masked` tensors are like others."""
+    if vm.modes.functions.active and _goes_to_modes(vm, function):
+        return NATIVE
     if not masked or not goes_to_class(function):
         return handler(vm, args, kwargs)
     if torch._C._is_torch_function_enabled():
         return NATIVE
     with unmasked(masked):
         return handler(vm, args, kwargs)
+
+
+def _goes_to_modes(vm: Machine, function: object) -> bool:
+    """Whether torch asks the program's function modes what a function returns."""
+    functions = vm.modes.functions
+    return functions.enabled and (asks_modes(function) if functions.asks else makes_tensors(function))
 
 
 def _unbound(function: Any) -> Any:

@@ -15,9 +15,10 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, NoReturn, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NoReturn, TypeVar
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from bolide.dynamo import polyfills
 from bolide.dynamo.bytecode.instructions import Code, decode
@@ -92,6 +93,7 @@ def _skipped(vm: Machine, frame: Frame, arg: object) -> NoReturn:
 
 
 _SCRATCH = decode((lambda: None).__code__)
+_PLAINLY = contextlib.nullcontext()
 _NESTED_MOST = 60  # nested runs take C's stack; some ten of Python's frames each
 
 
@@ -148,11 +150,73 @@ class Later:
     calls: list[LaterCall] = field(default_factory=list)
 
 
+class FunctionModes:
+    """The function modes that are active in the program (`active`, outermost first). Torch's own stack has none of
+    them while the program is interpreted, so that they do not see what the interpreter asks of tensors; stand-ins are
+    there while native code runs. `stand_in` makes one.
+    """
+
+    stand_in: ClassVar[Callable[[Machine, object], TorchFunctionMode]]
+
+    def __init__(self, vm: Machine) -> None:
+        self.vm = vm
+        self.active: list[object] = []
+
+    @property
+    def enabled(self) -> bool:
+        """Whether torch asks any."""
+        if not self.active:
+            return False
+        state = torch._C._get_torch_function_state()  # type: ignore[attr-defined]
+        return state is not torch._C._TorchFunctionState.ALL_DISABLED  # type: ignore[attr-defined,no-any-return]
+
+    @property
+    def asks(self) -> bool:
+        """Whether torch asks code of the program: those of default devices are none."""
+        return self.enabled and not all(map(modes.is_device_context, self.active))
+
+    @contextlib.contextmanager
+    def on_stack(self) -> Iterator[None]:
+        """While native code runs for the program."""
+        active, self.active = self.active, []
+        depth = torch._C._len_torch_function_stack()
+        for mode in active:
+            torch._C._push_on_torch_function_stack(FunctionModes.stand_in(self.vm, mode))
+        try:
+            yield
+            if torch._C._len_torch_function_stack() != depth + len(active):
+                raise self.vm.unsupported("a function mode is entered or left by native code", "context")
+        finally:
+            while torch._C._len_torch_function_stack() > depth:
+                torch._C._pop_torch_function_stack()
+            self.active = active
+
+    @contextlib.contextmanager
+    def off_stack(self) -> Iterator[None]:
+        """While the program is interpreted in the middle of native code."""
+        outer, taken = self.active, []
+        while modes.asks_program():
+            taken.append(torch._C._pop_torch_function_stack())
+        self.active = [*outer, *(mode.mode for mode in reversed(taken))]
+        count = len(self.active)
+        try:
+            yield
+            if taken and len(self.active) != count:
+                raise self.vm.unsupported(
+                    "a function mode is entered inside of native code and left outside", "context"
+                )
+        finally:
+            self.active = outer if taken else self.active
+            for mode in reversed(taken):
+                torch._C._push_on_torch_function_stack(mode)
+
+
 @dataclass
 class Modes:
     """Torch's modes as they were at the beginning; the setters of those that are one for all threads and that the
-    program changes; and the native context managers that are entered now."""
+    program changes; the native context managers that are entered now; and the function modes."""
 
+    functions: FunctionModes
     before: list[modes.Setting] = field(default_factory=list)
     setters: set[Callable[..., object]] = field(default_factory=set)
     entered: list[Any] = field(default_factory=list)
@@ -177,7 +241,8 @@ class Machine:
         self.world, self.trace = world, trace
         self.frames: list[Frame] = [Frame(_SCRATCH, {}, [])]
         self.base = 1
-        self.progress, self.later, self.modes, self.depth = Progress(), Later(), Modes(), Depth()
+        self.progress, self.later, self.depth = Progress(), Later(), Depth()
+        self.modes = Modes(FunctionModes(self))
         self.own_functions: dict[int, weakref.ref[types.FunctionType]] = {}
         self.own_generators: list[weakref.ref[Generator]] = []
         self.recorder: CallRecorder | None = None
@@ -266,6 +331,12 @@ class Machine:
         """Run a call to its end in a nested run and return its result; the program's exceptions propagate."""
         return self._nested(lambda scratch: self.call(scratch, function, args, kwargs))
 
+    def perform(self, function: Callable[..., T], args: tuple[object, ...], kwargs: dict[str, object]) -> T:
+        """Call one of torch's functions, or an operator, for the program, under its function modes."""
+        with self.modes.functions.on_stack() if self.modes.functions.active else _PLAINLY:
+            result: T = self.trace.perform(function, args, kwargs)
+            return result
+
     def note_function(self, function: types.FunctionType) -> None:
         """A function has been made by the program."""
         own, key = self.own_functions, id(function)
@@ -311,8 +382,9 @@ class Machine:
         outer, self.base = self.base, len(self.frames)
         self.depth.nested += 1
         try:
-            if start(scratch):
-                self.run_on(itertools.repeat(0))
+            with self.modes.functions.off_stack() if torch._C._len_torch_function_stack() else _PLAINLY:
+                if start(scratch):
+                    self.run_on(itertools.repeat(0))
             return scratch.stack.pop()
         finally:
             self.depth.nested -= 1

@@ -144,6 +144,8 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
             return _item(owner, key.real)  # raises
         return by_index(vm, operator.getitem, owner, key) or _item(owner, key)
     if cls is TracedTensor:
+        if vm.modes.functions.asks:
+            return Call(torch.Tensor.__getitem__, [owner, key])
         if call := by_index(vm, operator.getitem, owner, key):
             return call
         vm.trace.where = vm.where()
@@ -185,6 +187,8 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Call | None:
     """`owner[key] = value`; None, or the Call that does it."""
     cls = type(owner)
     if cls in PLAIN or cls is TracedTensor:
+        if cls is TracedTensor and vm.modes.functions.asks:
+            return Call(torch.Tensor.__setitem__, [owner, key, value])
         if call := by_index(vm, operator.setitem, owner, key, value):
             return call
         vm.trace.where = vm.where()

@@ -152,7 +152,7 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
     prepared: list[Any] | None = None
     for i, arg in enumerate(args):
         if type(arg) not in _SIMPLE:
-            if overrides(arg) and is_overridable(function):
+            if overrides(arg) and is_overridable(function) and not vm.modes.functions.asks:
                 return overridden(function, [*args, *(kwargs or {}).values()], args, kwargs or {})
             value = _prepare(vm, function, arg, i == 0 and type(function) in _METHODS)
             if type(value) is Call:
@@ -177,7 +177,7 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
     try:
         with setting_modes(vm) if _may_set_modes(function, args) else _PLAINLY:
             called = vm.within(function) if makes_classes(function) else function
-            result = insistent(vm.trace.perform, called, prepared or args, words)
+            result = insistent(vm.perform, called, prepared or args, words)
     except Exception as error:
         refuse_symbols(vm, [*args, *words.values()], error)
         if type(error) is RuntimeError and str(error).startswith(WITHOUT_DATA):

@@ -162,7 +162,7 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: object, right: Any)
             _rely_on_operator(vm, op)
         if op in _POWERS and TracedTensor not in (a, b) and not (a in _INTEGERS and b in _INTEGERS and right >= 0):
             left, right = _in_graph(left), _in_graph(right)
-        result = vm.trace.perform(op, (left, right), _NO_WORDS)
+        result = vm.perform(op, (left, right), _NO_WORDS)
         return settled(result) if type(result) in SYMBOLIC else result
     if a is TracedText or b is TracedText:
         return _of_text(vm, op, left, right)
@@ -214,7 +214,7 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: object, right: Any)
     if type(view) in SYMBOLIC and not knows_symbols(other):
         view = concrete(vm, view)
     plainly = view is left and other is right
-    result = op(view, other) if plainly else _unlike(op, view, other, a, b)
+    result = vm.perform(op, (view, other), _NO_WORDS) if plainly else _unlike(op, view, other, a, b)
     return left if result is view else result  # in place
 
 
@@ -286,7 +286,7 @@ def unary(vm: Machine, op: Callable[[Any], Any], value: object) -> Any:
         vm.trace.where = vm.where()
     if op is operator.invert and type(value) in SYMBOLIC:
         return ~concrete(vm, value)
-    return vm.trace.perform(op, (native_view(vm, value),), _NO_WORDS)
+    return vm.perform(op, (native_view(vm, value),), _NO_WORDS)
 
 
 _DICTS = frozenset({dict, collections.OrderedDict})
@@ -334,6 +334,8 @@ def truth(vm: Machine, value: Any) -> Any:
     if cls is Outside and value.cls in _DICTS:
         return value.dict_items.length() > 0
     if cls is TracedTensor or cls in PENDING:
+        if cls is TracedTensor and vm.modes.functions.asks:
+            return Call(torch.Tensor.__bool__, [value])
         vm.trace.where = vm.where()
         return bool(value)
     value = behind(vm, value)
@@ -373,7 +375,7 @@ def contains(vm: Machine, container: Any, item: Any) -> Any:
     if vm.world.classes.lookup(seen, "__contains__") is MISSING and not issubclass(seen, type):
         return MISSING
     vm.trace.where = vm.where()
-    return item in container
+    return vm.perform(operator.contains, (container, item), _NO_WORDS)
 
 
 def has_python_eq(vm: Machine, container: Any, item: Any = None) -> bool:
@@ -406,7 +408,7 @@ def native_iterable(vm: Machine, value: object) -> Any:
         return value
     if cls is TracedTensor:
         vm.trace.where = vm.where()
-        return value
+        return tuple(vm.perform(iter, (value,), _NO_WORDS)) if vm.modes.functions.asks else value
     if cls is Generator:
         return MISSING
     seen = class_of(value)

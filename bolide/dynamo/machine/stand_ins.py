@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -163,6 +164,28 @@ def is_overridable(function: object) -> bool:
 def goes_to_class(function: object) -> bool:
     """Whether torch asks the classes of a function's arguments what it returns."""
     return is_overridable(function) and function not in get_ignored_functions()
+
+
+_FUNCTIONS = "_VariableFunctionsClass."
+_OF_TENSORS = {torch.Tensor.as_subclass, torch.from_numpy}  # which ask nobody
+
+
+def asks_modes(function: object) -> bool:
+    """Whether a function is one of torch's that ask function modes."""
+    if type(function) is types.FunctionType:
+        return is_overridable(function)
+    holder = getattr(function, "__objclass__", None)
+    if holder is not None:
+        of_getters = holder in (types.GetSetDescriptorType, types.MethodWrapperType)
+        return (issubclass(torch.Tensor, holder) and holder is not object and function not in _OF_TENSORS) or of_getters
+    if getattr(function, "__self__", None) is torch._C._nn:
+        return True
+    return str(getattr(function, "__qualname__", "")).startswith(_FUNCTIONS) and function not in _OF_TENSORS
+
+
+def makes_tensors(function: object) -> bool:
+    """Whether a function is one that a default device is for. (Where there is one, its module has been imported.)"""
+    return function in sys.modules["torch.utils._device"]._device_constructors()
 
 
 def overridden(function: object, relevant: Iterable[Any], args: list[Any], kwargs: dict[str, Any]) -> Call:

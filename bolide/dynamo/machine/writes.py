@@ -67,6 +67,9 @@ def store_attribute(vm: Machine, owner: Any, name: str, value: Any) -> Any:
     owner = behind(vm, owner)
     cls = owner.cls if type(owner) is Outside else type(owner)
     if cls is TracedTensor:
+        setter = vars(torch._C.TensorBase).get(name) if vm.modes.functions.asks else None
+        if type(setter) is types.GetSetDescriptorType:
+            return Call(setter.__set__, [owner, value])
         return store_tensor_attribute(vm, owner, name, value)
     if cls is types.FunctionType and id(owner) in vm.own_functions:
         setattr(owner, name, value)

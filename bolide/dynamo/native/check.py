@@ -12,6 +12,8 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 
+import torch
+
 from bolide.dynamo.config import config
 from bolide.dynamo.guards import asked
 from bolide.dynamo.guards import texts as guard_module
@@ -23,6 +25,7 @@ from bolide.dynamo.native.proof import proved, underway
 from bolide.dynamo.program.captured import Guard, Source
 from bolide.dynamo.program.sources import Namespace, Reader, count_uses
 from bolide.support.errors import BolideWarning, CompileError, describe
+from bolide.tracing import modes
 
 FIRST_CALLS = 4  # before so many the check is not generated, which takes longer than asking its guards
 FIRST_RECORDING = 2  # the passing call after which a recording is made
@@ -51,18 +54,33 @@ def readable(
     checks = checks or ["True"]
     hit = namespace.fresh("hit")
     lines = [
-        f"def check({', '.join(names)}):",
-        "    try:",
-        f"        {hit} = ({(chr(10) + ' ' * 16 + 'and ').join(checks)})",
-        f"    except {namespace.reference(Exception, 'Exception')}:",
-        f"        {hit} = False",
-        f"    if not {hit}:",
-        "        return None",
-        f"    return [{', '.join(map(reader.read, wanted))}]",
+        "try:",
+        f"    {hit} = ({(chr(10) + ' ' * 16 + 'and ').join(checks)})",
+        f"except {namespace.reference(Exception, 'Exception')}:",
+        f"    {hit} = False",
+        f"if not {hit}:",
+        "    return None",
+        f"return [{', '.join(map(reader.read, wanted))}]",
     ]
-    source = "\n".join(lines) + "\n"
+    body = "".join(f"    {line}\n" for line in _under_functions(guards, namespace, lines))
+    source = f"def check({', '.join(names)}):\n{body}"
     exec(compile(source, f"<bolide {title} check>", "exec", dont_inherit=True), namespace.values)
     return source, namespace.values.pop("check")
+
+
+def _under_functions(guards: Sequence[Guard], namespace: Namespace, lines: list[str]) -> list[str]:
+    """The lines of a check behind its question for function modes, which comes first: those that are active would see
+    what the others ask of tensors. (The rest of a native check has none, which is that of the others.)"""
+    state = next((guard.expected for guard in guards if guard.kind == "global_state"), None)
+    if state is None:
+        return lines
+    constant = namespace.constant
+    if not state.functions:
+        active = constant(torch._C._len_torch_function_stack, "function_modes")
+        return [f"if {active}() and {constant(modes.functions_change, 'functions_change')}(): return None", *lines]
+    count = constant(modes.count_functions, "function_modes")
+    question = f"if {count}() != {state.functions}: return None"
+    return [question, f"with {constant(modes.unseen, 'unseen')}():", *(f"    {line}" for line in lines)]
 
 
 class Check:
@@ -90,7 +108,9 @@ class Check:
         self.passes = 0
         self.unsettled = 0
         self.deaths = 0
-        self.install(self.slow if config.enable_cpp_guard_manager and layout() is not None else self.readable)
+        is_native = config.enable_cpp_guard_manager and layout() is not None
+        under = any(guard.kind == "global_state" and guard.expected.functions for guard in guards)
+        self.install(self.slow if is_native and not under else self.readable)
 
     def install(self, form: native.Form) -> None:
         """Use another form from now on."""

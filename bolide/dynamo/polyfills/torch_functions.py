@@ -97,6 +97,11 @@ def torch_override(function: Any, owners: Any, classes: Any, args: Any, kwargs: 
     raise TypeError(f"no implementation found for '{function.__name__}' on types that implement __torch_function__")
 
 
+def ask_mode(mode: Any, *question: Any) -> Any:
+    """What torch's functions do under a function mode."""
+    return mode.__torch_function__(*question)
+
+
 # ---- control flow: loops of known length are unrolled, derivatives included ------------------------------------------
 
 

@@ -118,7 +118,7 @@ class ClassAttribute:
 @dataclass(frozen=True)
 class GlobalState:
     """The part of torch's global state that decides what is recorded. `autocast`: per device type in use (type,
-    dtype), then whether its cache is on; () when off.
+    dtype), then whether its cache is on; () when off. `functions`: how many function modes are active.
     """
 
     grad: bool
@@ -128,6 +128,7 @@ class GlobalState:
     default_dtype: torch.dtype
     deterministic: bool
     only_warns: bool
+    functions: int = 0
 
     def __str__(self) -> str:
         casts = ", ".join(f"{device} {str(dtype).removeprefix('torch.')}" for device, dtype in self.autocast)
@@ -139,6 +140,7 @@ class GlobalState:
             f"default dtype {str(self.default_dtype).removeprefix('torch.')}",
             *(["deterministic algorithms"] if self.deterministic else []),
             *(["what is not deterministic only warns"] if self.only_warns else []),
+            *([f"function modes: {self.functions}"] if self.functions else []),
         ]
         return ", ".join(parts)
 
@@ -274,6 +276,7 @@ class Replay:
     draws: Sequence[Recipe] = ()
     flags: Sequence[tuple[Source, bool]] = ()
     shape: object = None
+    under_functions: bool = False
 
 
 @dataclass
@@ -299,3 +302,4 @@ class Captured:
     examples: Sequence[torch.Tensor] = ()  # the real tensors of this call, in the order of `inputs`
     program: object = None  # the `functorch.runtime.program.Compiled` that a backend has made of the trace, if it has
     reliance: Reliance | None = None
+    under_functions: bool = False  # whether function modes are active around it

@@ -9,13 +9,13 @@ user's class. The input of the graph is the plain tensor that shares storage and
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from bolide.dynamo.guards.texts import is_plain_subclass
-from bolide.dynamo.library.handlers import answers
+from bolide.dynamo.library.handlers import Args, answers
 from bolide.dynamo.machine.calls import NATIVE
 from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.machine.native_calls import for_real
@@ -87,15 +87,21 @@ def _asked(vm: Machine, cls: type, function: Any) -> Callable[..., Any]:
     interpreted = later(vm, function, f"{cls.__name__}.__torch_function__")
 
     def call(_: object, func: object, classes: Any, args: Any = (), kwargs: Any = None) -> object:
-        seen = as_program_sees(classes)
-        if type(func) is types.FunctionType and torch.Tensor not in seen:
-            seen += [torch.Tensor] * _has_plain(args)
-        return interpreted(cls, func, tuple(seen), args, kwargs or {})
+        return interpreted(cls, func, classes_asked(func, classes, args), args, kwargs or {})
 
     return call
 
 
-def _has_plain(args: Sequence[Any]) -> bool:
+def classes_asked(func: object, classes: Iterable[type], args: Args) -> tuple[type, ...]:
+    """The classes that torch names, as the program knows them: those of traced tensors are no subclasses for it, and
+    functions in Python name the class of tensors, too."""
+    seen = as_program_sees(classes)
+    if type(func) is types.FunctionType and torch.Tensor not in seen:
+        seen += [torch.Tensor] * _has_plain(args)
+    return tuple(seen)
+
+
+def _has_plain(args: Args) -> bool:
     """Whether a tensor of torch's own class, that of parameters aside, is among these."""
     for arg in args:
         if type(arg) in (list, tuple) and _has_plain(arg):
@@ -159,16 +165,16 @@ def _new(vm: Machine, given_cls: type, *given: Any, **others: object) -> object:
 # ---- what torch asks in the program ----------------------------------------------------------------------------------
 
 
-def _is_at_hand(descriptor: Any, owner: object) -> bool:
-    """Whether an attribute is torch's own of a traced tensor whose class is not to be asked."""
-    if not issubclass(torch.Tensor, descriptor.__objclass__) or not _is_traced(owner):
+def _is_at_hand(vm: Machine, descriptor: Any, owner: object) -> bool:
+    """Whether an attribute is torch's own of a traced tensor, and neither its class nor a mode is to be asked."""
+    if vm.modes.functions.asks or not issubclass(torch.Tensor, descriptor.__objclass__) or not _is_traced(owner):
         return False
     return not is_mask(type(owner)) or not torch._C._is_torch_function_enabled()
 
 
 @answers(types.GetSetDescriptorType.__get__)
 def _get(vm: Machine, descriptor: types.GetSetDescriptorType, owner: Any = None, cls: object = None) -> object:
-    if not _is_at_hand(descriptor, owner):
+    if not _is_at_hand(vm, descriptor, owner):
         return NATIVE
     with unmasked([owner] if is_mask(type(owner)) else []):
         return load_tensor_attribute(vm, owner, descriptor.__name__)
@@ -176,7 +182,7 @@ def _get(vm: Machine, descriptor: types.GetSetDescriptorType, owner: Any = None,
 
 @answers(types.GetSetDescriptorType.__set__)
 def _set(vm: Machine, descriptor: types.GetSetDescriptorType, owner: Any, value: object) -> object:
-    if not _is_at_hand(descriptor, owner):
+    if not _is_at_hand(vm, descriptor, owner):
         return NATIVE
     with unmasked([owner] if is_mask(type(owner)) else []):
         store_tensor_attribute(vm, owner, descriptor.__name__, value)

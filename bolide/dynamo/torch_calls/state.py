@@ -1,12 +1,13 @@
 """State of torch and of the interpreter that is no value of the program's: how many threads there are, which kernels
-may be used, how deep recursion may go; calls of modules; function modes. The answer is guarded; what may not change
+may be used, how deep recursion may go; calls of modules. The answer is guarded; what may not change
 inside of captured code is refused where it is set.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,13 +19,15 @@ from bolide.dynamo.library.standard import ask
 from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.calls import NATIVE, SWITCHED, intercept
-from bolide.dynamo.machine.interpreter import Call, Machine
-from bolide.dynamo.machine.stand_ins import class_of, overridden, overrides
+from bolide.dynamo.machine.interpreter import Call, FunctionModes, Machine
+from bolide.dynamo.machine.stand_ins import class_of, makes_tensors, overridden, overrides
 from bolide.dynamo.polyfills import torch_functions
-from bolide.dynamo.program.captured import Source
+from bolide.dynamo.program.captured import Effect, Recipe, Source
 from bolide.dynamo.program.kinds import MISSING, Watch
 from bolide.dynamo.torch_calls.autograd import refuse_for_real
-from bolide.dynamo.world.outside import Outside
+from bolide.dynamo.torch_calls.masks import classes_asked
+from bolide.dynamo.world.outside import Outside, attribute_source
+from bolide.dynamo.world.rebuild import Rebuilder
 from bolide.tracing import Trace, TracedTensor, modes
 
 
@@ -98,6 +101,7 @@ def _has_global_hooks(vm: Machine) -> bool:
 
 
 Reader = Callable[..., Any]
+Function = Callable[..., object]
 
 #: How a state is read, and what a program sets it with (None: it cannot).
 READERS: dict[Reader, Reader | None] = {
@@ -150,17 +154,124 @@ def _autocast(vm: Machine, device_type: object = None, dtype: object = None, *_:
     return NATIVE
 
 
-# Compiled code runs under no modes, and the program enters its own outside of what is captured.
-intercept(torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack)(lambda vm, args, kwargs: 0)
+# Compiled code runs under no dispatch modes, and the program enters its own outside of what is captured.
+intercept(torch._C._len_torch_dispatch_stack)(lambda vm, args, kwargs: 0)
 
 
-# ---- modes, nested compilation: what would be compiled inside is captured with the rest ------------------------------
+# ---- function modes: torch asks them, by stand-ins on its stack; their code is interpreted ---------------------------
+
+
+class _Asked(modes.AskingMode):
+    """Stands for a mode of the program's."""
+
+    def __torch_function__(self, func: object, types: Iterable[type], args: Args = (), *words: object) -> object:  # type: ignore[assignment]
+        return self.evaluate(
+            torch_functions.ask_mode, [self.mode, func, classes_asked(func, types, args), args, *words]
+        )
+
+
+@functools.cache
+def _asked_device(cls: type) -> type[modes.AskingMode]:
+    """The class that stands for modes of this class of torch's, those of a default device: of what makes tensors, it
+    says where."""
+
+    def asked(self: modes.AskingMode, func: Function, _: object, args: Args, words: Kwargs | None = None) -> object:
+        if not makes_tensors(func) or (words and words.get("device") is not None):
+            return func(*args, **(words or {}))
+        return self.evaluate(func, list(args), {**(words or {}), "device": self.device})
+
+    return type(cls.__name__, (modes.AskingMode, cls), {"__init__": object.__init__, "__torch_function__": asked})
+
+
+def _stand_in(vm: Machine, mode: object) -> TorchFunctionMode:
+    is_device = modes.is_device_context(mode)
+    stand_in = _asked_device(type(mode))() if is_device else _Asked()  # type: ignore[arg-type]
+    stand_in.mode, stand_in.evaluate = mode, vm.evaluate
+    if is_device:
+        stand_in.device = mode.device  # type: ignore[attr-defined]
+    return stand_in
+
+
+FunctionModes.stand_in = staticmethod(_stand_in)  # type: ignore[assignment]
+
+
+def enter_around(vm: Machine) -> list[object]:
+    """The modes around the program are those that it begins with, which are guarded; their number is a part of the
+    global state."""
+    active = vm.modes.functions.active = [_around(vm, *item) for item in enumerate(modes.functions_around())]
+    return active
+
+
+def _around(vm: Machine, place: int, mode: TorchFunctionMode) -> object:
+    source = Source("apply", Source("object", None, None, modes.function_mode_at), (place,), ask)
+    if not modes.is_device_context(mode):
+        return vm.world.wrap(mode, source)
+    vm.world.guards.add(source, "type", type(mode))
+    vm.world.guards.add(attribute_source(source, "device"), "equals", mode.device)  # type: ignore[attr-defined]
+    return vm.world.identities.mirror(mode, source)
+
+
+def function_mode_effects(rebuilder: Rebuilder, first: list[object], last: list[object]) -> list[Effect]:
+    """What brings the modes that were active at the beginning to those at the end."""
+    kept = next((place for place, (a, b) in enumerate(zip(first, last)) if a is not b), min(len(first), len(last)))
+    if kept == len(first) == len(last):
+        return []
+    entered = map(rebuilder.recipe, last[kept:])
+    call = Recipe("call", modes.enter_functions, (*rebuilder.constants(kept), *entered))
+    return [Effect("call", None, None, call)]
+
+
+@answers(torch._C._push_on_torch_function_stack)
+def _push(vm: Machine, mode: object) -> None:
+    real = mode.real if type(mode) is Outside else mode
+    if modes.is_foreign(real):
+        name = f"{type(real).__qualname__}.__enter__"
+        reason = f"a function mode is entered whose code is not captured, {type(real).__qualname__}"
+        raise vm.unsupported(reason, "context", operation=name)
+    vm.modes.functions.active = [*vm.modes.functions.active, mode]
+
+
+@answers(torch._C._pop_torch_function_stack)
+def _pop(vm: Machine) -> object:
+    functions = vm.modes.functions
+    if not functions.active:
+        raise vm.unsupported("a function mode is left that the program has not entered", "context")
+    *functions.active, last = functions.active
+    return last
+
+
+@answers(torch._C._len_torch_function_stack)
+def _count(vm: Machine) -> int:
+    return len(vm.modes.functions.active)
+
+
+@answers(torch._C._get_function_stack_at)
+def _at(vm: Machine, place: int) -> object:
+    return vm.modes.functions.active[place]
+
+
+@answers(torch.device.__enter__)
+def _enter_device(vm: Machine, device: torch.device) -> torch.device:
+    functions = vm.modes.functions
+    with functions.on_stack():
+        device.__enter__()
+        entered = torch._C._pop_torch_function_stack()
+    functions.active = [*functions.active, entered]
+    return device
+
+
+@answers(torch.device.__exit__)
+def _leave_device(vm: Machine, device: torch.device, *raised: object) -> Call:
+    return Call(torch._C._pop_torch_function_stack, [])
+
+
+# ---- nested compilation: what would be compiled inside is captured with the rest -------------------------------------
 
 
 @intercept_each([getattr(torch._C, f"_has_torch_function{name}") for name in ("", "_unary", "_variadic")])
 def _asks(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """The recorder of calls is no mode of the program's: it would have the interpreted function called anew."""
-    if any(map(overrides, args)):
+    if vm.modes.functions.asks or any(map(overrides, args)):
         return True
     recorder = vm.recorder
     return NATIVE if recorder is None else recorder.aside(function, args)
@@ -171,12 +282,12 @@ def _handle(vm: Machine, function: object, relevant: Any, *given: Any, **kwargs:
     return overridden(function, relevant, list(given), kwargs) if overrides(relevant) else NATIVE
 
 
-@intercept(TorchFunctionMode.__enter__, TorchDispatchMode.__enter__)
+@intercept(TorchDispatchMode.__enter__)
 def _enter_mode(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """Torch's own modes run natively; the program's would, too, and what they do outside would be seen once."""
     if type(args[0]).__module__.partition(".")[0] != "torch":
         name = f"{class_of(args[0]).__qualname__}.__enter__"
-        raise vm.unsupported("a mode of the program's own is entered", "context", operation=name)
+        raise vm.unsupported("a dispatch mode of the program's own is entered", "context", operation=name)
     return NATIVE
 
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch._C import DispatchKey
 from torch.autograd import forward_ad
 
+from bolide.tracing import modes
 from bolide.tracing.operations.kinds import is_recorded_as_is
 from bolide.tracing.tensor import TracedTensor
 
@@ -96,11 +97,11 @@ def _is_recorded(name: str) -> bool:
 
 
 def _is_transformed() -> bool:
-    """Whether operations become others before they are recorded: by a transform, a forward derivative or autocast. (Not
-    by a function mode: the program's are never active while it is captured.)
-    """
+    """Whether operations become others before they are recorded: by a transform, a forward derivative, autocast, or a
+    function mode."""
     return (
-        torch._C._functorch.peek_interpreter_stack() is not None
+        modes.asks_program()
+        or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
         or torch._C._is_any_autocast_enabled()
     )
