@@ -30,12 +30,14 @@ Shape = Literal["one", "run", "lanes"]
 class Place:
     """Where an access goes. ``one``: `pointer` is the same in all lanes; ``run``: `pointer` is the first lane's, the
     others follow at a distance of `stride` elements (1, -1 or up to `Target.near`); ``lanes``: a vector of pointers.
-    `distinct`: no two lanes share an element."""
+    `distinct`: no two lanes share an element. `align`: bytes that the first address is a multiple of; 0: an
+    element's."""
 
     shape: Shape
     pointer: Value
     distinct: bool
     stride: int = 1
+    align: int = 0
 
 
 def resolve(scope: Scope, access: Access, src: tuple[Node, ...], values: tuple[Value, ...]) -> Expr:
@@ -78,7 +80,8 @@ def place(scope: Scope, buffer: str, index: Expr) -> Place:
         return Place("one", pointer(scope, buffer, index.terms, index.offset), False)
     stride = index.coefficient(scope.vector) if scope.vector is not None and varying == {scope.vector} else None
     if stride is not None and stride.is_const and _is_near(stride.value, scope):
-        return Place("run", pointer(scope, buffer, index.terms, index.offset), True, stride.value)
+        address = pointer(scope, buffer, index.terms, index.offset)
+        return Place("run", address, True, stride.value, scope.alignment(buffer, index) if stride.value == 1 else 0)
     same = tuple(filter(scope.is_same, index.terms))
     rest = tuple(t for t in index.terms if t not in same)
     base = pointer(scope, buffer, same, index.offset)
@@ -196,11 +199,34 @@ def _read(scope: Scope, where: Place, active: Value | None, kind: str) -> Value:
     """One element per lane; 0 where a lane is off."""
     b, lanes = scope.b, scope.lanes
     if where.shape == "run" and where.stride == 1 and active is None:
-        return b.emit(f"load {llvm_type(kind, lanes)}, {where.pointer}, align {BITS[kind] // 8}", kind, lanes)
+        align = where.align or BITS[kind] // 8
+        return b.emit(f"load {llvm_type(kind, lanes)}, {where.pointer}, align {align}", kind, lanes)
+    if b.target.triple:
+        return _read_by_lane(scope, where, active, kind)
     if where.shape == "run" and where.stride != 1:
         address, order, mask = _spread(scope, where, active, kind)
         return b.shuffle(_masked_read(address, mask, kind), order)
     return _masked_read(where.pointer, active or b.const(1, "i1", lanes), kind)
+
+
+def _read_by_lane(scope: Scope, where: Place, active: Value | None, kind: str) -> Value:
+    """`_read`, by loads that need not wait for each other."""
+    b, lanes = scope.b, scope.lanes
+    result = Value(b, "poison", kind, lanes)
+    for lane in range(lanes):
+        mask = None if active is None else b.extract(active, lane)
+        result = b.insert(result, _load_one(scope, _address(where, lane, kind), mask, kind), lane)
+    return result
+
+
+def _address(where: Place, lane: int, kind: str) -> Value:
+    """Where the element of a lane is."""
+    b = where.pointer.b
+    if where.shape == "lanes":
+        return b.extract(where.pointer, lane)
+    if where.shape == "one" or not lane:
+        return where.pointer
+    return b.emit(f"getelementptr {kind}, {where.pointer}, i64 {lane * where.stride}", "ptr")
 
 
 def _read_pairs(scope: Scope, where: Place) -> Value:
@@ -252,7 +278,12 @@ def _write(scope: Scope, where: Place, value: Value, active: Value | None, kind:
             b.do(f"store {value}, {address}, align {align}")
         return
     if where.shape == "run" and where.stride == 1 and active is None:
-        b.do(f"store {value}, {address}, align {align}")
+        b.do(f"store {value}, {address}, align {where.align or align}")
+        return
+    if b.target.triple:
+        for lane in range(scope.lanes):
+            one = Place("one", _address(where, lane, kind), True)
+            _write(scope, one, b.extract(value, lane), None if active is None else b.extract(active, lane), kind)
         return
     mask = active or b.const(1, "i1", scope.lanes)
     if where.shape == "run" and where.stride != 1:
@@ -291,9 +322,7 @@ def _join_by_lane(
     lanes = max(value.lanes, where.pointer.lanes, 1 if active is None else active.lanes, scope.lanes)
     align = BITS[kind] // 8
     for lane in range(lanes):
-        address = where.pointer if where.shape != "lanes" else b.extract(where.pointer, lane)
-        if where.shape == "run" and lane:
-            address = b.emit(f"getelementptr {kind}, {address}, i64 {lane * where.stride}", "ptr")
+        address = _address(where, lane, kind)
         with _where_on(scope, address, None if active is None else b.extract(active, lane)) as address:
             element = b.extract(value, lane)
             if mode == "atomic_add":

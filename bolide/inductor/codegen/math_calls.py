@@ -4,6 +4,8 @@ libtorch_cpu (the ones eager uses), or the C library's lane by lane.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from bolide.inductor.codegen import math32
 from bolide.inductor.codegen.builder import Value
 from bolide.support.symbols import symbol_address
@@ -33,7 +35,7 @@ def elementary(op: str, *args: Value) -> Value:
         function = inline_function(op, kind)
         if function is None:
             raise NotImplementedError(f"no code for {op} of {kind} on {target.name}")
-        return function(*args)
+        return function(*args) if kind == "float" and op in math32.INLINE else _by_lane(function, args)
     if kind == "float" and op in math32.INLINE:
         return math32.INLINE[op](*args)
     if kind == "float" and op in ("cosh", "sinh"):
@@ -57,17 +59,19 @@ def _call(op: str, args: tuple[Value, ...]) -> Value:
     width = b.target.sleef_f64 if kind == "double" else b.target.sleef_f32
     name = f"Sleef_{op}{'d' if kind == 'double' else 'f'}{width}_{accuracy}"
     if not width or not accuracy or symbol_address(name) is None:
-        return _by_lane(op if kind == "double" else op + "f", args)
+        library = op if kind == "double" else op + "f"
+        return _by_lane(lambda *one: b.call(library, one, kind), args)
     return b.in_chunks(lambda *chunk: b.call(name, chunk, kind, width), width, args)
 
 
-def _by_lane(name: str, args: tuple[Value, ...]) -> Value:
+def _by_lane(function: Callable[..., Value], args: tuple[Value, ...]) -> Value:
+    """A function that takes one lane."""
     first = args[0]
     b = first.b
     if first.lanes == 1:
-        return b.call(name, args, first.scalar)
+        return function(*args)
     result = Value(b, "poison", first.scalar, first.lanes)
     for lane in range(first.lanes):
-        element = b.call(name, tuple(b.extract(arg, lane) for arg in args), first.scalar)
+        element = function(*(b.extract(arg, lane) for arg in args))
         result = b.insert(result, element, lane)
     return result

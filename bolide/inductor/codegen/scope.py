@@ -56,6 +56,10 @@ class Scope:
         for position, size in enumerate(kernel.sizes, len(kernel.params)):
             self.env[size], self.depth[size] = self.argument(position, "i64"), 0
 
+    def alignment(self, buffer: str, index: Expr) -> int:
+        """Bytes that the address of the first of a run of elements is known to be a multiple of; 0: an element's."""
+        return 0
+
     # ---- blocks ----
 
     def push(self) -> None:

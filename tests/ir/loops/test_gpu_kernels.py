@@ -55,13 +55,16 @@ def made(params: tuple[Param, ...], *body: Stmt, team: int = 1, **more: object) 
 def check(
     kernel: Kernel, buffers: Mapping[str, torch.Tensor], sizes: Mapping[str, int] | None = None
 ) -> dict[str, torch.Tensor]:
-    """What the threads make, which is what the oracle makes, whoever comes first; and PTX of it can be made."""
+    """What the threads make: what the oracle makes, whoever comes first, and wherever in memory it lies. And PTX of it
+    can be made."""
     verify(kernel, sizes)
     wanted = {name: tensor.clone() for name, tensor in buffers.items()}
     interpret(kernel, wanted, sizes)
     results: dict[str, torch.Tensor] = {}
     for step in (1, -1):
         results = {name: tensor.clone() for name, tensor in buffers.items()}
+        if step < 0:
+            results = {name: torch.cat([tensor[:1], tensor])[1:] for name, tensor in buffers.items()}
         emulate(kernel, results, sizes, step)
         for param_ in kernel.params:
             torch.testing.assert_close(results[param_.name], wanted[param_.name], equal_nan=True)
@@ -359,7 +362,7 @@ def test_what_is_supported_has_code(dtype: torch.dtype) -> None:
             params += [param(name_.arg.buffer, 8, dtype) for name_ in operands if name_.dtype == dtype]
             params.append(param(name, 8, result, "out"))
             stores.append(store(name, i, Node.make(name, result, tuple(operands))))
-    kernel = made(tuple(params), grid("i", 8, *stores))
+    kernel = made(tuple(params), grid("i", 8, *stores, kind="vector"))
     verify(kernel)
     assert ".entry" in ptx(kernel)
 

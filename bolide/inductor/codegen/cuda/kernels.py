@@ -6,22 +6,24 @@ addresses, then the sizes. Its teams run an iteration of the grid nest each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from bolide.inductor.codegen.analysis import Dependences, changed_by, updated_in
-from bolide.inductor.codegen.builder import Value
+from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.cuda.hazards import Hazards, is_together
 from bolide.inductor.codegen.cuda.teams import WARP, Team, shared_memory, special
+from bolide.inductor.codegen.cuda.widths import WIDEST, multiple_of, width_of
 from bolide.inductor.codegen.function_values import FunctionValues, Parts
 from bolide.inductor.codegen.instructions import MEMORY
 from bolide.inductor.codegen.parallel import Region, regions_of
 from bolide.inductor.codegen.scope import fits, integer_atom
 from bolide.inductor.codegen.statements import RegionWriter
 from bolide.inductor.ir.definitions import volume
-from bolide.inductor.ir.loops import Axis, Kernel, Local, Loop, Stmt, Store, Update
+from bolide.inductor.ir.loops import Axis, Init, Kernel, Local, Loop, Stmt, Store, Update
 from bolide.inductor.ir.walks import nodes_below, roots_in, roots_of
 from bolide.inductor.machine import Machine
 from bolide.symbolic import Expr
@@ -67,7 +69,32 @@ def gpu_module(kernels: Sequence[Kernel], machine: Machine) -> tuple[str, list[t
 
 
 class ThreadValues(FunctionValues):
-    """The values that one thread computes."""
+    """The values that one thread computes. `are_aligned`: arguments are multiples of `WIDEST`, those in `aligned` are
+    used as such."""
+
+    def __init__(self, b: Builder, dependences: Dependences) -> None:
+        super().__init__(b, dependences)
+        self.are_aligned = True
+        self.aligned: set[str] = set()
+
+    def alignment(self, buffer: str, index: Expr) -> int:
+        if self.vector is None:
+            return 0
+        size = self.types[buffer].itemsize
+        known = math.gcd(multiple_of(index, {self.vector: self.lanes}) * size, WIDEST)
+        if known > size:
+            self.aligned.add(buffer)
+        return known
+
+    def read(self, name: str) -> Value:
+        """An accumulator's value; partial results that are nothing yet are left out."""
+        accumulator, kept = self.accumulators[name], dict(self.partials)
+        for key in self.partials_of((name,)):
+            if key[1] > 1 and _texts(kept[key]) == _texts(accumulator.initial(self.b, key[1])):
+                del self.partials[key]
+        value = super().read(name)
+        self.partials = kept
+        return value
 
     def argument(self, position: int, kind: str) -> Value:
         return Value(self.b, f"%a{position}", kind, 1)
@@ -79,8 +106,12 @@ class ThreadValues(FunctionValues):
         known = self.recall(("atom", atom))
         if known is not None:
             return known
-        left, right = (self.lane_sum(arg.terms, arg.offset, "i32") for arg in atom.args)
+        left, right = (self.b.convert("trunc", self.scalar(arg), "i32") for arg in atom.args)
         return self.remember(("atom", atom), self.b.convert("sext", integer_atom(atom, left, right), "i64"))
+
+
+def _texts(parts: Parts) -> list[str]:
+    return [part.text for part in parts]
 
 
 class TeamWriter(RegionWriter):
@@ -90,7 +121,8 @@ class TeamWriter(RegionWriter):
     threads alike, but for stores, which the first one makes. So all threads know the value of an accumulator, except
     inside a loop in which the team updates it: there each has a part, and these are joined at the end."""
 
-    Values: ClassVar[type[FunctionValues]] = ThreadValues
+    Values = ThreadValues
+    r: ThreadValues
 
     def __init__(
         self, kernel: Kernel, dependences: Dependences, machine: Machine, declarations: dict[str, str], symbol: str
@@ -121,20 +153,29 @@ class TeamWriter(RegionWriter):
         """The text of the function, and how it is launched."""
         b, r, kernel = self.b, self.r, self.kernel
         self.parameters(region.body)
-        teams = volume(axis.extent for axis in region.axes)
+        *outer, last = region.axes or (Axis("", Expr.const(1), "parallel"),)
+        width = width_of(last, region.body) if last.kind == "vector" and self.team.size == 1 else 1
+        extents = [*[axis.extent for axis in outer], last.extent.ceildiv(width)]
+        teams = volume(extents)
         if self.per_block > 1:
             run, leave = b.new_label("run"), b.new_label("leave")
             b.branch(b.compare("icmp slt", self.number, r.scalar(teams)), run, leave)
             b.lines += [f"{leave}:", "  ret void"]
             b.label(run)
-        places = dict[str, Value]()
-        if region.axes:
-            digits = self._digits(teams, [axis.extent for axis in region.axes])
-            places = {axis.name: digit for axis, digit in zip(region.axes, digits)}
         self.axes += region.axes
         self.grid = len(region.axes)
-        self.iteration(places, lambda: self.statements(region.body))
-        b.do("ret void")
+        fast = b.new_label("fast")
+        at = len(b.lines)
+        b.jump(fast)
+        b.label(fast)
+        self._region(region, teams, extents, width)
+        used = [r.buffers[param.name] for param in kernel.params if param.name in r.aligned]
+        if used:
+            self._if_aligned(used, at, fast)
+            r.are_aligned = False
+            self.hazards.clear()
+            self.team.sites = 0
+            self._region(region, teams, extents, width)
         kinds = ["ptr"] * len(kernel.params) + ["i64"] * len(kernel.sizes)
         params = ", ".join(f"{kind} %a{position}" for position, kind in enumerate(kinds))
         head = (
@@ -142,6 +183,70 @@ class TeamWriter(RegionWriter):
         )
         text = "\n".join((f"{head} {{", "entry:", *b.lines, "}"))
         return text, Launch(self.symbol, teams, kernel.team, self.per_block)
+
+    def _if_aligned(self, addresses: Sequence[Value], at: int, fast: str) -> None:
+        """Puts in place of the jump to `fast` one to here where addresses are not as it takes them to be."""
+        b = self.b
+        end, slow = len(b.lines), b.new_label("slow")
+        total = b.const(0, "i64")
+        for address in addresses:
+            total = total | b.convert("ptrtoint", address, "i64")
+        b.branch(b.compare("icmp eq", total & (WIDEST - 1), 0), fast, slow)
+        check = b.lines[end:]
+        del b.lines[end:]
+        b.lines[at : at + 1] = check
+        b.label(slow)
+
+    def _region(self, region: Region, teams: Expr, extents: Sequence[Expr], width: int) -> None:
+        """What a thread does: its iteration of the grid, or `width` neighbouring ones. Where addresses are not aligned,
+        one by one."""
+        b = self.b
+        digits = self._digits(teams, extents) if region.axes else []
+        places = {axis.name: digit for axis, digit in zip(region.axes, digits)}
+        if width == 1:
+            self.iteration(places, lambda: self.statements(region.body))
+        else:
+            axis = region.axes[-1]
+            first = places.pop(axis.name) * width
+            self.iteration(places, lambda: self._neighbours(Loop(axis, region.body), first, width))
+        b.do("ret void")
+
+    def _neighbours(self, loop: Loop, first: Value, width: int) -> None:
+        """So many iterations of a loop from `first` on: at once, or what is left of them one by one."""
+        b, r = self.b, self.r
+
+        def body() -> None:
+            self.statements(loop.body)
+
+        def at_once() -> None:
+            with self._lanes_of(loop, width):
+                self.at(loop, first, body)
+
+        divides = multiple_of(loop.axis.extent) % width == 0
+        if divides and r.are_aligned:
+            at_once()
+            return
+        stop = r.scalar(loop.axis.extent)
+        if not r.are_aligned:
+            last = first + width
+            self.repeat(loop, first, last if divides else b.intrinsic("smin", last, stop), 1, body)
+            return
+        is_whole = b.compare("icmp sle", first + width, stop)
+        self.guarded(is_whole, at_once)
+        self.guarded(is_whole ^ -1, lambda: self.repeat(loop, first, stop, 1, body))
+
+    @contextmanager
+    def _lanes_of(self, loop: Loop, width: int) -> Iterator[None]:
+        """Inside, so many iterations of a loop are done at once."""
+        r = self.r
+        if width == 1:
+            yield
+            return
+        outer = r.vector, r.lanes, set(r.varying)
+        r.vector, r.lanes = loop.axis.name, width
+        r.varying.add(loop.axis.name)
+        yield
+        r.vector, r.lanes, r.varying = outer
 
     def _digits(self, teams: Expr, extents: Sequence[Expr]) -> list[Value]:
         """The place of this team on each axis of the grid."""
@@ -192,8 +297,15 @@ class TeamWriter(RegionWriter):
 
     # ---- loops ----
 
+    def init(self, statement: Init, following: Iterable[Stmt]) -> None:
+        super().init(statement, following)
+        r = self.r
+        r.partials.setdefault((statement.name, r.lanes), r.accumulators[statement.name].initial(self.b, r.lanes))
+
     def lanes(self, loop: Loop) -> int:
-        return 1
+        """Elements that a thread takes at a time."""
+        is_wide = loop.axis.bound == "team" and self.team.size > 1 and self.r.are_aligned
+        return width_of(loop.axis, loop.body, self.team.size) if is_wide else 1
 
     def loop(self, loop: Loop) -> None:
         if self.team.size == 1 or self.is_apart:
@@ -203,8 +315,7 @@ class TeamWriter(RegionWriter):
         r = self.r
         names = [name for name in updated_in(loop.body) if self._is_in_parts(name, loop)]
         before = {name: r.partials[name, 1] for name in names}
-        for name in names:
-            r.partials[name, 1] = r.accumulators[name].initial(self.b, 1)
+        self._set_nothing(names)
         self.in_parts.update(names)
         if is_together(loop):
             self._together(loop)
@@ -230,15 +341,32 @@ class TeamWriter(RegionWriter):
         r, team = self.r, self.team
         if team.has_warps and len(self.axes) > self.grid:
             team.barrier()  # the last parts may still be read
-        parts = {name: r.partials[name, 1] for name in before}
+        parts = {name: self._of_all_lanes(name) for name in before}
         joined = team.joined(parts, r.accumulators)
+        self._set_nothing(before)
         if team.has_warps:
             self.hazards.clear()
         for name, old in before.items():
             accumulator = r.accumulators[name]
-            is_new = [part.text for part in old] == [part.text for part in accumulator.initial(self.b, 1)]
+            is_new = _texts(old) == _texts(accumulator.initial(self.b, 1))
             r.partials[name, 1] = joined[name] if is_new else accumulator.join(old, joined[name])
             r.forget((f"acc:{name}",))
+
+    def _set_nothing(self, names: Iterable[str]) -> None:
+        for name, lanes in self.r.partials_of(names):
+            self.r.partials[name, lanes] = self.r.accumulators[name].initial(self.b, lanes)
+            self.r.forget((f"acc:{name}",))
+
+    def _of_all_lanes(self, name: str) -> Parts:
+        """The part of an accumulator that this thread has."""
+        r, accumulator = self.r, self.r.accumulators[name]
+        total: Parts | None = None
+        for key in r.partials_of((name,)):
+            parts = r.partials[key]
+            if _texts(parts) != _texts(accumulator.initial(self.b, key[1])):
+                parts = accumulator.across_lanes(parts)
+                total = parts if total is None else accumulator.join(total, parts)
+        return accumulator.initial(self.b, 1) if total is None else total
 
     def _together(self, loop: Loop) -> None:
         """A loop whose iterations the team runs one after the other."""
@@ -251,23 +379,25 @@ class TeamWriter(RegionWriter):
 
     def _shared(self, loop: Loop) -> None:
         """A loop whose iterations the threads share."""
-        b, r, size = self.b, self.r, self.team.size
-        start, stop = self.team.thread, r.scalar(loop.axis.extent)
+        b, r, width = self.b, self.r, self.lanes(loop)
+        start, stop = self.team.thread * width, r.scalar(loop.axis.extent)
         least, most = loop.axis.extent.bounds()
+        step = self.team.size * width
 
         def body() -> None:
             self.statements(loop.body)
 
         def run() -> None:
-            self.hoist(loop.body, changed_by((loop,)))
-            if most is not None and most <= size:
-                self.at(loop, start, body)
-                r.forget(changed_by(loop.body))
-            else:
-                self.repeat(loop, start, stop, size, body)
+            with self._lanes_of(loop, width):
+                self.hoist(loop.body, changed_by((loop,)))
+                if most is not None and most <= step:
+                    self.at(loop, start, body)
+                    r.forget(changed_by(loop.body))
+                else:
+                    self.repeat(loop, start, stop, step, body)
 
         self.is_apart = True
-        if least is not None and least >= size:
+        if least is not None and least >= step:
             run()
         else:
             self.guarded(b.compare("icmp slt", start, stop), run)

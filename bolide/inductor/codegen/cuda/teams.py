@@ -25,7 +25,7 @@ class Team:
         self.b, self.size, self.thread, self.symbol = b, size, thread, symbol
         self.is_first = b.compare("icmp eq", thread, 0)
         self.lane = b.convert("trunc", thread & (WARP - 1), "i32")
-        self._sites = 0
+        self.sites = 0
 
     def barrier(self) -> None:
         """Waits for all of the team: what they have written is there for all."""
@@ -84,8 +84,8 @@ class Team:
 
     def _room(self, scalar: str, count: int) -> Value:
         """Shared memory for so many values, of this place in the code alone."""
-        self._sites += 1
-        return shared_memory(self.b, f"{self.symbol}_part{self._sites}", _stored(scalar), count)
+        self.sites += 1
+        return shared_memory(self.b, f"{self.symbol}_part{self.sites}", _stored(scalar), count)
 
     def _shuffled(self, mode: str, value: Value, lane: int) -> Value:
         """The value of another thread of the warp: ``bfly``, of the one whose number differs in this bit; ``idx``, of

@@ -1,0 +1,60 @@
+"""How many neighbouring elements a thread takes at a time: as many as 128 bits hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from bolide.inductor.codegen.analysis import cost
+from bolide.inductor.ir.loops import Access, Axis, Loop, Stmt, Store
+from bolide.inductor.ir.walks import loads_of, roots_in
+from bolide.symbolic import Expr
+
+#: Bytes of the widest loads and stores.
+WIDEST = 16
+#: Instructions of a loop's body times elements: more would take more registers than there are.
+_MOST = 1 << 10
+
+
+def width_of(axis: Axis, body: Sequence[Stmt], team: int = 1) -> int:
+    """Elements that a thread takes at a time of a loop, which a team of so many threads shares. A power of two."""
+    sizes = [dtype.itemsize for access, dtype in _accesses(body) if _is_run(access.index, axis.name)]
+    if not sizes or any(isinstance(statement, Loop) for statement in body):
+        return 1
+    width = WIDEST // max(sizes)
+    while width > 1 and (_is_short(axis.extent, width, team) or width * cost(body) > _MOST):
+        width //= 2
+    return width
+
+
+def _is_short(extent: Expr, width: int, team: int) -> bool:
+    """Whether most threads of a team would have nothing to do, or a last one less than all its elements."""
+    most = extent.bounds()[1]
+    if most is not None and most < (width if team == 1 else width * team // 2):
+        return True
+    return team > 1 and multiple_of(extent) % width != 0
+
+
+def multiple_of(expr: Expr, known: dict[str, int] | None = None) -> int:
+    """A number that every value of an expression is a multiple of (0: it is 0). `known`: such numbers of variables."""
+    result = abs(expr.offset)
+    for mono, coefficient in expr.terms:
+        for atom in mono:
+            coefficient *= (known or {}).get(atom.key, 1) if atom.kind == "var" else 1
+        result = math.gcd(result, coefficient)
+    return result
+
+
+def _is_run(index: Expr, axis: str) -> bool:
+    step = index.coefficient(axis)
+    return step is not None and step.is_const and step.value == 1
+
+
+def _accesses(body: Sequence[Stmt]) -> Iterator[tuple[Access, torch.dtype]]:
+    for node in loads_of(roots_in(body)):
+        yield node.arg, node.dtype
+    for statement in body:
+        if isinstance(statement, Store):
+            yield statement.access, statement.value.dtype
