@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import types
+import weakref
 from typing import Any
 
 import torch
@@ -172,6 +173,7 @@ def store_tensor_attribute(vm: Machine, owner: Any, name: str, value: Any) -> No
         if not owner.is_leaf:
             raise _refused(vm, name, "of a tensor that is no leaf is assigned")
         owner.grad = value
+        vm.trace.graded.append(weakref.ref(owner))
     elif name == "data" and type(value) is TracedTensor:
         _renew(vm, owner, value)
     elif name in ("_is_param", *_OF_BUFFERS) or hasattr(torch.Tensor, name):

@@ -6,6 +6,7 @@ import abc
 import bisect
 import contextlib
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -65,7 +66,7 @@ class Recorder(abc.ABC):
     What stands for its inputs and sizes:
 
     - `inputs`, `leaves`: the inputs; gradients are taken with respect to `leaves` (see `input`)
-    - `renewed`: inputs that have been given another storage
+    - `renewed`: inputs that have been given another storage; `graded`: tensors that have been given a gradient
     - `constants`: real tensors by the names of their nodes; `sizes`: the symbols
     - `generators`: the stand-ins of the user's random generators, by the address in C++
 
@@ -119,6 +120,7 @@ class Recorder(abc.ABC):
         self.seeds: dict[Node, TracedTensor] = {}  # as tensors, for the parts that draw
         self._draws: dict[torch.device, tuple[Node, int]] = {}  # seeds, and how many draws they had
         self._mode = RecordingMode(self)
+        self.graded: list[weakref.ref[TracedTensor]] = []
         self._lines: list[tuple[int, UserFrame | None]] = []  # of each call, with the number autograd goes on with
         self._cuts: dict[Node, Node] = {}  # values, and the same without a derivative
         self._slots: dict[int, Node] = {}  # of the inputs, and of their leaves, by id
@@ -186,7 +188,11 @@ class Recorder(abc.ABC):
 
     def release(self) -> None:
         """Let go of the inputs, and of nodes of the history, when nothing more is recorded. An input with a history
-        refers to its leaf in C++, and that to this trace; so do nodes with hooks: cycles that no collector finds."""
+        refers to its leaf in C++, and that to this trace; so do nodes with hooks, and gradients may refer to each
+        other: cycles that no collector finds."""
+        for given in self.graded:
+            if (tensor := given()) is not None:
+                tensor.grad = None
         for tensors in (self.inputs, self.leaves, self.renewed):
             tensors.clear()
         for known in (self.wrappers, self._lifted, self._slots, self.seeds):

@@ -171,7 +171,14 @@ def checkpointed(x: torch.Tensor) -> torch.Tensor:
     return checkpoint(LAYERS[0].forward, x, use_reentrant=False)  # type: ignore[no-any-return]
 
 
+def gradients_of_each_other(x: torch.Tensor) -> torch.Tensor:
+    a, b = x.detach() + 1, x.detach() + 2
+    a.grad, b.grad = b, a  # a cycle in C++
+    return x.sum()
+
+
 PROGRAMS = [breaks, raises, handles, makes_a_class, gradients, texts, hooks, checkpointed]
+PROGRAMS += [gradients_of_each_other]
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
