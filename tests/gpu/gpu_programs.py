@@ -40,8 +40,7 @@ Make = Callable[[Maker], tuple[Any, ...]]
 @dataclass(frozen=True)
 class Program:
     """`train`: floating-point arguments get gradients. `judge`: how results are compared: by distance to float64
-    (near), so for each element by itself (each), or as random draws (shares: the mean of the result is within 0.02 of
-    eager's)."""
+    (near), so for each element by itself (each), or as random draws (shares: by the mean)."""
 
     name: str
     function: Callable[..., Any]

@@ -1,5 +1,6 @@
 """A kernel's host function (`codegen.cuda.host`) in this process, and its table of 64-bit words: what
-`driver_api.Entries` says (launch, set_current, stream, context, where the error is noted), then the handles of the kernel's regions."""
+`driver_api.Entries` says (launch, set_current, stream, context, where the error is noted), then the handles of the
+kernel's regions."""
 
 from __future__ import annotations
 
