@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from bolide.inductor.codegen.builder import Value, to_float32
+from bolide.inductor.codegen.builder import Operand, Value, to_float32
 
 EXP = (0.5, 0.16666509211063385, 0.041666366159915924, 0.008370100520551205, 0.0013943960657343268)
 LOG = (
@@ -63,6 +63,12 @@ TANH_SMALL = (
 LOG2_E = 1.4426950408889634
 LN2_HIGH = 0.693145751953125  # 15 bits: n * LN2_HIGH is exact for |n| < 512
 LN2_LOW = 1.428606765330187e-06
+
+
+def quotient(a: Operand, d: Value) -> Value:
+    """a / d, where d is between 2^-126 and 2^126 or a is 1; on a GPU by its approximation, 2 ulp."""
+    b = d.b
+    return b.binary("fdiv afn" if b.target.triple else "fdiv", b.like(a, d), d)
 
 
 def horner(x: Value, coefficients: tuple[float, ...]) -> Value:
@@ -186,7 +192,7 @@ def log1p(x: Value) -> Value:
     scale = _power_of_two(-b.convert("fptosi", clamp(e, -126.0, 126.0), "i32"))
     f_low = lost * scale
     tail = _log1p_tail(f)
-    low = b.fma(e, LN2_LOW, tail + f_low / (f + 1.0))
+    low = b.fma(e, LN2_LOW, tail + quotient(f_low, f + 1.0))
     result = log_specials(u, b.fma(e, LN2_HIGH, f + low))
     # Tiny x (also -0.0) is its own log1p.
     return b.select(b.compare("fcmp olt", b.intrinsic("fabs", x), 2.0**-25), x, result)
@@ -223,13 +229,13 @@ def tanh(x: Value) -> Value:
     size = b.intrinsic("fabs", x)
     is_large = b.compare("fcmp ogt", size, 0.55)
     size = b.select(b.compare("fcmp ogt", size, 10.0), 10.0, size)
-    large = 1.0 - 2.0 / (_exp_scaled(*_reduce_exp(size + size)) + 1.0)
+    large = 1.0 - quotient(2.0, _exp_scaled(*_reduce_exp(size + size)) + 1.0)
     return b.intrinsic("copysign", b.select(is_large, large, small), x)
 
 
 def sigmoid(x: Value) -> Value:
     """1 / (1 + e^-x), eager's formula; 2.5 ulp for x > -88.7, below which e^-x is infinite and the result 0."""
-    return 1.0 / (exp(-x) + 1.0)
+    return quotient(1.0, exp(-x) + 1.0)
 
 
 def erf(x: Value) -> Value:
@@ -249,7 +255,7 @@ def erf_plus_1(x: Value) -> Value:
     b = x.b
     x = clamp(x, -3.92, 3.92)
     square = x * x
-    total = x * horner(square, ERF_OVER) / horner(square, ERF_UNDER) + 1.0
+    total = quotient(x * horner(square, ERF_OVER), horner(square, ERF_UNDER)) + 1.0
     total = b.select(b.compare("fcmp olt", total, 0.0), 0.0, total)
     return b.select(b.compare("fcmp ogt", total, 2.0), 2.0, total)
 
