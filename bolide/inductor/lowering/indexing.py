@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from bolide.inductor.ir.definitions import Extern, axis_var
+from bolide.inductor.ir.definitions import Extern, Layout, axis_var, volume
 from bolide.inductor.ir.loops import Node, ScatterMode
 from bolide.inductor.ir.scalar_ops import JOINED_BY, identity
 from bolide.inductor.lowering import scalars as sc
@@ -19,7 +19,7 @@ from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.reductions import reduction
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import ONE, Coords, Operand, Reader, TensorValue, broadcast_shape, replaced
-from bolide.symbolic import Expr, as_expr
+from bolide.symbolic import Expr, as_expr, hint_of
 from bolide.tracing.fallible import done
 from bolide.tracing.graph import operator
 
@@ -117,7 +117,6 @@ def embedding_dense_backward(
     compute = sc.compute_dtype(dtype)
     rank = len(indices.shape)
     place = checked_index(ctx, indices, shape[0], wraps=False)
-    zeros = ctx.compute(shape, compute, lambda coords: sc.const(0, compute), hint="zeros")
     row = operand_var(0, shape[0])
 
     def value(axes: Coords) -> Node:
@@ -127,8 +126,40 @@ def embedding_dense_backward(
         index = sc.cast(indices.load(axes[:rank]), torch.int64)
         return sc.where(sc.eq(index, sc.index(as_expr(padding_idx))), 0, g)
 
+    given, made = [meta.shape for meta in (ctx.node.all_input_nodes[1].meta["val"], ctx.node.meta["val"])]
+    if dtype is not compute and 2 * math.prod(map(hint_of, given)) <= hint_of(made[0]):
+        return _summed_apart(ctx, indices, place, grad, value)
+    zeros = ctx.compute(shape, compute, lambda coords: sc.const(0, compute), hint="zeros")
     total = ctx.scatter(zeros, grad.shape, lambda axes: ((row, *axes[rank:]), (place(axes[:rank]),)), value, "add")
     return total if dtype is compute else ctx.compute(shape, dtype, ctx.reader(total, dtype))
+
+
+def _summed_apart(ctx: Lowering, indices: TensorValue, place: Reader, grad: TensorValue, value: Reader) -> TensorValue:
+    """The sums, for each row of the node's result, of the rows of value(i) whose index is that row. They are summed in
+    the value's wider type in a table of as many rows as there are indices, fewer than the result has: the last index of
+    each row says where its sum is, none that it is 0."""
+    shape, dtype = ctx.out
+    count, rank = volume(indices.shape), len(indices.shape)
+    row, slot = operand_var(0, shape[0]), operand_var(0, count)
+    none = ctx.compute(shape[:1], torch.int64, lambda _: sc.const(-1, torch.int64), hint="none")
+
+    def number(axes: Coords) -> Node:
+        return sc.index(Layout.row_major(indices.shape).address(axes))
+
+    last = ctx.scatter(none, indices.shape, lambda axes: ((row,), (place(axes),)), number, "set")
+
+    def into(axes: Coords) -> tuple[Coords, tuple[Node, ...]]:
+        return (slot, *axes[rank:]), (last.load_indirect((row,), (place(axes[:rank]),)),)
+
+    compute = sc.compute_dtype(dtype)
+    zeros = ctx.compute((count, *shape[1:]), compute, lambda _: sc.const(0, compute), hint="zeros")
+    sums = ctx.scatter(zeros, grad.shape, into, value, "add")
+
+    def result(coords: Coords) -> Node:
+        at = last.load(coords[:1])
+        return sc.cast(sums.load_indirect((slot, *coords[1:]), (at,), sc.ge(at, 0)), dtype)
+
+    return ctx.compute(shape, dtype, result)
 
 
 # ---- index, index_put ------------------------------------------------------------------------------------------------

@@ -71,8 +71,12 @@ class TensorValue:
             return sc.where(condition, self.load(coords), sc.const(0, self.dtype))
         return Node.make("load", self.dtype, (condition,), Element(self.buffer, self.at(coords), masked=True))
 
-    def load_indirect(self, coords: Coords, operands: tuple[Node, ...]) -> Node:
-        """The element `coords`, in which ``$k`` is the value of `operands[k]`, which must be within bounds."""
+    def load_indirect(self, coords: Coords, operands: tuple[Node, ...], condition: Node | None = None) -> Node:
+        """The element `coords`, in which ``$k`` is the value of `operands[k]`, which must be within bounds; or 0 where
+        there is a `condition` that is false: then they may be out of bounds."""
+        if condition is not None:
+            element = Element(self.buffer, self.at(coords), masked=True)
+            return Node.make("load", self.dtype, (*operands, condition), element)
         known = {f"${k}": place for k, place in enumerate(map(sc.index_value, operands)) if place is not None}
         if known:
             coords = tuple(coord.subs(known) for coord in coords)

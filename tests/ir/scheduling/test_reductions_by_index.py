@@ -163,3 +163,43 @@ def test_machine_code_is_the_oracles(dtype: torch.dtype, mode: str) -> None:
         body = (loop(kind, "i", 37, met), loop(kind, "j", 37, apart))
         for _, mine, expected in both(Kernel("k", tuple(params), body), buffers):
             torch.testing.assert_close(mine, expected, rtol=2e-2 if dtype.itemsize == 2 else 1e-5, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("padding", [None, 3])
+def test_gradients_of_large_tables_in_16_bits(dtype: torch.dtype, padding: int | None) -> None:
+    """Of few rows of a table, some of them many times: summed in float32, in order, and rounded once."""
+
+    def program(weight: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(tokens, weight, padding_idx=padding)
+
+    function, width = bolide.compile(program, dynamic=True), random.choice([1, 8, 40])
+    for shape in ((2, 9), (3, 1), (0, 4), (1, 30)):  # 30 of 50 rows: also where the sizes of the first call decided
+        print(f"{shape} rows of {width}")
+        weight = numbers(dtype, 50, width).requires_grad_()
+        tokens = at_random(random.choice([5, 50]), *shape)
+        result = function(weight, tokens)
+        assert torch.equal(result, program(weight, tokens))
+        grad = numbers(dtype, *result.shape)
+        wanted = torch.zeros(50, width)
+        for token, row in zip(tokens.flatten().tolist(), grad.flatten(0, -2).float()):
+            wanted[token] += row if token != padding else 0
+        (mine,) = torch.autograd.grad(result, weight, grad)
+        assert torch.equal(mine, wanted.to(dtype))
+
+
+def test_sums_of_few_rows_need_little_memory() -> None:
+    """No table as large as the result, in a wider type."""
+    tokens, grad = at_random(50, 20), numbers(torch.bfloat16, 20, 8)
+
+    def backward(grad: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.embedding_dense_backward(grad, tokens, 50, -1, False)
+
+    graph = compiled(backward, (grad, tokens))
+    wide = [param.numel.value for report in graph.kernels for param in report.ir.params if param.dtype is torch.float32]
+    assert wide and max(wide) == grad.numel()
+    program = lower(graph_of(backward, (grad, tokens))[0])
+    check_program(program)
+    assert torch.equal(evaluate(program, [grad, tokens])[0], graph([grad, tokens])[0])
+    with pytest.raises(IndexError, match="out of range"):
+        graph([grad, tokens + 49])
