@@ -399,8 +399,8 @@ class _Tracing:
         for at in family:
             leaf = self.leaves[at]
             self.fixed[Taken(at)] = places_of(leaf)
-            own = base if taken.part == "storage" else _base(leaf)
-            if id(own) not in bases:  # one that was detached
+            own = _base(leaf)
+            if id(own) not in bases:  # autograd knows it apart: it was detached
                 detached = Taken(at, "base") if own is not leaf else Taken(at)
                 self.fixed[detached] = places_of(own)
                 with self.trace.recording():

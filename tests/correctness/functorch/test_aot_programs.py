@@ -74,22 +74,28 @@ def test_arguments_get_their_shape_before_graphs_save_and_look_at_them(fn, dynam
         torch.testing.assert_close(*ours)
 
 
-def test_a_detached_argument_in_the_memory_of_another_gets_a_history() -> None:
-    """The memory is one, autograd sees two tensors."""
-
+@pytest.mark.parametrize("written", ["detached", "base"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_an_argument_in_memory_that_autograd_sees_twice_gets_a_history(grad: bool, written: str) -> None:
     def fn(base, view, detached, other):
-        detached[..., 1:].copy_(other[..., :-1])
+        target = detached if written == "detached" else base[1:]
+        target[..., 1:].copy_(other[..., :-1])
         return view * 1
 
     found = []
     for call in (aot_function(fn, nop), fn):
         torch.manual_seed(3)
-        base, other = leaf(5, 5), leaf(4, 5)
+        base, other = leaf(5, 5).detach().requires_grad_(grad) * 1, leaf(4, 5)
         detached = base.detach()[1:]
         view = call(base, base.view(-1), detached, other)
-        assert detached.requires_grad and detached._base.requires_grad
-        gradients = torch.autograd.grad(detached.square().sum(), other, retain_graph=True)
-        found.append((base, detached, view, detached._base, *gradients))
+        tensors = base, detached, detached._base, view
+        assert [tensor.requires_grad for tensor in tensors] == [
+            *(grad or written == "base", written == "detached", written == "detached"),
+            grad or written == "base",
+        ]
+        target = detached if written == "detached" else base
+        gradients = torch.autograd.grad(target.square().sum(), other, retain_graph=True)
+        found.append((*tensors, *gradients))
     torch.testing.assert_close(*found)
 
 
