@@ -21,6 +21,7 @@ from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.called.derivatives import check_phases, derivatives
 from bolide.tracing.fallible import done, may_raise
 from bolide.tracing.graph import behind
+from bolide.tracing.operations.kinds import made_sparse, sum_of_sparse
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.tensor import inner_leaves, takes_gradient
 
@@ -61,9 +62,12 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
         with derivatives(trace, differentiable):
             gradients = _gradients(differentiable, tangents, wanted, trace.has_symbols)
     of_leaf = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients)}
+    sparse = _sparse(trace.graph)
     for leaf in trace.leaves:
         gradient = of_leaf.get(id(leaf))
-        if isinstance(gradient, TracedTensor):
+        if isinstance(gradient, TracedTensor) and gradient.node in sparse:
+            values.append(gradient.node)
+        elif isinstance(gradient, TracedTensor):
             values.append(_settled(trace, gradient.node, tangent_meta(leaf.meta), taken))
         elif gradient is None:
             values.append(None)
@@ -114,6 +118,22 @@ def run_engine(
         accumulate_grad=False,
     )
     return gradients
+
+
+def _sparse(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes of a joint graph whose values are sparse when it runs. Sums of these become `sum_of_sparse`. Raises
+    Unsupported, with the line of the program that they come from, where anything else is done with them."""
+    sparse = set(graph.find_nodes(op="call_function", target=made_sparse))
+    for node in graph.nodes if sparse else ():
+        given = [arg for arg in node.all_input_nodes if arg in sparse]
+        if given and (node.target is not aten.add.Tensor or len(node.all_input_nodes) != 2 or node.kwargs):
+            reason = f"{node.target} of a sparse gradient"
+            raise Unsupported(reason, given[0].meta["where"], "leave out sparse=True", kind="layout")
+        if given:
+            node.target = sum_of_sparse
+        if len(given) == 2:
+            sparse.add(node)
+    return sparse
 
 
 def tangent_meta(meta: TensorMeta) -> TensorMeta:

@@ -187,7 +187,7 @@ def _with_own_history(
     placed = dict(aliases)
     for tensor in family if owner is not None else ():
         alias = aliases[id(tensor)]
-        asked = trace.derivation.is_own or not tensor.chain
+        asked = trace.derivation.is_own or not tensor.chain or not tensor._is_view()
         asked |= any(op is torch.ops.aten.as_strided.default for op, _, _ in alias.chain)
         if not (asked and alias.chain and alias.tracked and _is_derived_otherwise(trace, tensor, owner)):
             continue
@@ -204,14 +204,15 @@ def _is_derived_otherwise(trace: Trace, view: TracedTensor, owner: Any) -> bool:
     """Whether there is a derivative of the program's own, a hook, or `as_strided` of a view, to which no gradient goes
     beyond that view, on the way from a view to its owner; or none leads there: it was detached, and then written."""
     step: Any = view.grad_fn
+    last: object = None
     while step is not None and step is not owner.grad_fn:
         if isinstance(step, torch.autograd.function.BackwardCFunction) or step in trace.derivation.hooked:
             return not isinstance(step, NonLeaf._backward_cls)  # type: ignore[attr-defined]
         before: Any = step.next_functions[0][0] if step.next_functions else None
         if step.name() == "AsStridedBackward0" and before is not owner.grad_fn and before.next_functions:
             return True
-        step = before
-    return step is None and owner.grad_fn is not None
+        step, last = before, step
+    return step is None and last is not None and getattr(last, "variable", None) is not owner
 
 
 def _owner(family: list[TracedTensor]) -> TracedTensor | None:
@@ -240,9 +241,6 @@ def _aliases(
     for tensor in family:
         chain, tracked = tensor.chain, True if tensor.has_history else None
         creation = _creation(tensor)
-        apart = kind == "input" and tensor is not owner and not _have_one_base(tensor, owner)
-        if apart and tracked and not chain and tensor.group.version:
-            raise Unsupported("an output is an input's memory with another history", kind="detached_alias")
         if owner is not None and tracked is None:
             if tensor is not owner and creation is not None and tensor._base is owner and not owner.requires_grad:
                 # autograd sees a view without history: a write with one would reach the owner
@@ -269,13 +267,6 @@ def _whole(tensor: TracedTensor, position: int) -> Output:
 def _creation(tensor: TracedTensor) -> object:
     """How autograd says that a view was made; None of what is none."""
     return torch._C._autograd._get_creation_meta(tensor) if tensor._is_view() else None
-
-
-def _have_one_base(view: TracedTensor, owner: TracedTensor | None) -> bool:
-    """Whether autograd knows `view` as one of the owner, or of what the owner is a view of."""
-    if owner is None or not view._is_view():
-        return False
-    return view._base is (owner._base if owner._is_view() else owner)
 
 
 def _fresh(tensor: TracedTensor) -> Result:

@@ -154,7 +154,6 @@ def test_random_programs(block: int, partition: str, seed: int) -> None:
 
 
 # the engine refuses the backward from all outputs, eager is asked for some of them: such a program runs in eager
-# and one with an output that is an input's memory with another history
 @pytest.mark.filterwarnings("ignore:.*BR0508")
 @pytest.mark.filterwarnings("ignore:.*modified by an inplace operation")
 def test_random_programs_on_the_default_backend(seed: int) -> None:

@@ -52,6 +52,7 @@ from bolide.inductor.plan.schemas import overload_of, shown_arguments
 from bolide.inductor.runtime import externs
 from bolide.inductor.runtime.results import Proofs, ResultCheck, asked_for, keeps_its_word, tied_views
 from bolide.symbolic import Expr
+from bolide.tracing.operations.kinds import SPARSE
 
 # `torch.empty_strided` without the dispatcher, which has nothing to say here, in two fifths of the time
 _empty_strided_cpu: Callable[..., torch.Tensor] = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
@@ -347,7 +348,7 @@ def _call(driver: _Driver, step: Call) -> None:
     driver.words.update(bound_words(step))
     once = f"if {driver.own('doubt')}: " if _is_checked_once(driver, step) else ""
     asked = asked_for(op, step.arguments, driver.binding.objects)
-    for place, result in enumerate(results):
+    for place, result in enumerate(() if asked in SPARSE else results):
         if isinstance(result, TensorResult) and driver.words.issuperset(result.type.words()):
             kind = result.type
             proofs = driver.proofs

@@ -32,6 +32,7 @@ from bolide.support.errors import BolideWarning, Refuted, WrongResult
 from bolide.tracing.called.branches import OVER_GRAPHS
 from bolide.tracing.graph import lookup
 from bolide.tracing.numbers.sizes import SIZED
+from bolide.tracing.operations.kinds import SPARSE
 from bolide.tracing.operations.writes import drawn, functional
 from bolide.tracing.rng import DRAWS
 
@@ -58,6 +59,7 @@ def gives_new_memory(op: torch._ops.OpOverload) -> bool:
     return op in OVER_GRAPHS or (
         keeps_its_word(op)
         and op is not torch.ops.aten._unsafe_view.default
+        and op not in SPARSE
         and not any(result.alias_info for result in op._schema.returns)
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -19,7 +20,8 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
-from bolide.symbolic import contiguous_strides, same_sizes
+from bolide.symbolic import Size, contiguous_strides, product, same_sizes
+from bolide.tracing.graph import operator
 from bolide.tracing.meta import TensorMeta, number_dtype
 from bolide.tracing.numbers.sizes import SIZED
 from bolide.tracing.operations.factories import full, refuse_of_input
@@ -27,8 +29,8 @@ from bolide.tracing.operations.questions import data_dependent
 from bolide.tracing.operations.registry import HANDLERS, NAMED, Handler, handler
 from bolide.tracing.operations.writes import call_on_copies, refuse_overlaps, refuse_types
 from bolide.tracing.recording.recorder import Recorder
-from bolide.tracing.rules.common import wrap_dim
-from bolide.tracing.rules.registry import infer, infer_from
+from bolide.tracing.rules.common import fresh, wrap_dim
+from bolide.tracing.rules.registry import infer, infer_from, rule
 from bolide.tracing.tensor import TracedTensor, carry_marks
 
 aten = torch.ops.aten
@@ -320,6 +322,57 @@ def _variance(trace: Recorder, func: OpOverload, x: Tensor, *args: Any, **kwargs
             stacklevel=1,
         )
     return functional(trace, func, x, *args, **kwargs)
+
+
+# ---- sparse gradients, as those of embeddings with ``sparse=True`` ---------------------------------------------------
+#
+# They are made while the backward is recorded, and for the trace they are dense: `functorch.joint` sees to it that they
+# are only added up, or results. What else is done with them depends on how they are laid out.
+
+
+def _sum(one: Tensor, other: Tensor) -> Tensor:
+    return other + one if one.is_sparse else one + other  # torch adds sparse tensors to dense ones only
+
+
+sum_of_sparse = operator("sum_of_sparse(Tensor one, Tensor other) -> Tensor", _sum)
+"""The sum of two gradients of one shape, at least one of which is sparse."""
+
+made_sparse: OpOverload = aten._sparse_coo_tensor_with_dims_and_tensors.default
+SPARSE = frozenset({made_sparse, sum_of_sparse})
+"""Operations whose results may be sparse."""
+
+
+@rule("_sparse_coo_tensor_with_dims_and_tensors")
+def _made_sparse(sparse: int, dense: int, size: Sequence[Size], *parts: TensorMeta, **_: object) -> TensorMeta:
+    return fresh(tuple(size), parts[1].dtype, parts[1].device)
+
+
+@rule("bolide::sum_of_sparse")
+def _summed(one: TensorMeta, other: TensorMeta) -> TensorMeta:
+    return fresh(one.shape, one.dtype, one.device)
+
+
+@handler("_sparse_coo_tensor_with_dims_and_tensors")
+def _make_sparse(trace: Recorder, func: OpOverload, *args: object, **options: object) -> TracedTensor:
+    if not trace.derivation.running:
+        raise Unsupported("a sparse_coo tensor is made", trace.where, kind="layout")
+    return functional(trace, func, *args, **options)  # type: ignore[no-any-return]
+
+
+@handler("_embedding_bag_backward")
+def _of_bags(
+    trace: Recorder, func: OpOverload, grad: Tensor, indices: Tensor, offsets: Tensor, bags: Tensor, *rest: object
+) -> object:
+    """ATen's kernel asks for a sparse gradient; it makes the bag of each index, if the forward has not."""
+    sizes, _, rows, by_frequency, mode, sparse, weights, *padding = rest
+    if not sparse:
+        return functional(trace, func, grad, indices, offsets, bags, *rest)
+    with trace.recording():
+        if not product(bags.shape) and product(indices.shape):
+            starts = offsets.new_zeros(indices.shape[0] + 1).index_add(0, offsets, torch.ones_like(offsets))
+            bags = starts.cumsum(0)[:-1] - 1
+        given = grad, indices, offsets, bags, sizes, rows, by_frequency, mode, weights
+        return aten._embedding_bag_sparse_backward.default(*given, *padding)
 
 
 # ---- operations made of others, and others ---------------------------------------------------------------------------

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -97,6 +100,37 @@ def test_an_argument_in_memory_that_autograd_sees_twice_gets_a_history(grad: boo
         gradients = torch.autograd.grad(target.square().sum(), other, retain_graph=True)
         found.append((*tensors, *gradients))
     torch.testing.assert_close(*found)
+
+
+DETACHED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "data": lambda x: x.data,
+    "data of a view": lambda x: x.view(-1).data,
+    "part": lambda x: x[1:].detach(),
+    "view of what is detached": lambda x: x.detach().t(),
+}
+
+
+@pytest.mark.parametrize("name", DETACHED)
+@pytest.mark.parametrize("compiler", [bolide.compile, lambda fn: aot_function(fn, nop)])
+@pytest.mark.filterwarnings("error::bolide.support.errors.BolideWarning")
+def test_what_is_detached_of_an_argument_and_written_is_a_result_in_its_memory(
+    compiler: Callable[..., Any], name: str
+) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        part = DETACHED[name](x)
+        return part.mul_(w.sum()).sin_()
+
+    compiled = compiler(fn)
+    for size in (4, 6):
+        x, w = leaf(size, size), leaf(3)
+        found = []
+        for call, one in ((compiled, x), (fn, x.detach().clone().requires_grad_())):
+            result = call(one, w)
+            (gradient,) = torch.autograd.grad(result.square().sum(), w)
+            assert result.untyped_storage().data_ptr() == one.untyped_storage().data_ptr()
+            result.add_(1)  # eager allows it: autograd knows of no view
+            found.append((result, gradient, one))
+        torch.testing.assert_close(*found)
 
 
 def test_a_piece_of_a_split_may_not_be_written_as_in_eager() -> None:
