@@ -1,6 +1,8 @@
 """Faults of the cache on disk, many times: ``python -m benchmarks.caches [case …] [--times N]``.
 
-Each must give what an empty cache gives. Nothing is measured but how often an entry was read whole.
+Each must give what an empty cache gives. Nothing is measured but how often an entry was read whole, and in the case
+`cost` what the cache takes while a program is compiled that it has not: processor time of a process with the cache,
+with one that only looks (what is to be written is dropped), and without it.
 """
 
 from __future__ import annotations
@@ -129,7 +131,50 @@ def full(times: int) -> str:
     return f"{missing - 1} times an entry could not be written; all results are eager's"
 
 
+COST = """
+import sys, time, torch, bolide
+from benchmarks.models import build
+from benchmarks.worker import stepper
+from bolide.support import artifacts
+from bolide.support.cache import disk
+mode, cache = sys.argv[1:]
+bolide.dynamo.config.force_disable_caches = cache == "off"
+if cache == "looks":
+    artifacts.keep = lambda key, payload: None
+workload = build("bert", "small12")
+workload.module.train(mode == "training")
+stepper(workload, workload.module, mode, "float32")()
+step = stepper(workload, bolide.compile(workload.module), mode, "float32")
+start = time.process_time()
+step()
+print(time.process_time() - start)
+"""
+
+
+def cost(times: int) -> str:
+    """A cold compilation with the cache, with looking only, and without, each with a folder of its own."""
+    told = []
+    for mode in ("inference", "training"):
+        least: dict[str, float] = {}
+        for _ in range(times):
+            for kind in ("off", "looks", "on"):
+                with tempfile.TemporaryDirectory() as folder:
+                    done = subprocess.run(
+                        [sys.executable, "-c", COST, mode, kind],
+                        env={**os.environ, "BOLIDE_CACHE_DIR": folder},
+                        stdout=subprocess.PIPE,
+                        text=True,
+                        check=True,
+                    )
+                found = float(done.stdout.splitlines()[-1])
+                least[kind] = min(found, least.get(kind, found))
+        off, looks, on = least["off"], least["looks"], least["on"]
+        told.append(f"{mode} {off:.3f} s without, looking {looks / off - 1:+.1%}, keeping {(on - looks) / off:+.1%}")
+    return "; ".join(told)
+
+
 CASES = {"kills": (kills, 1000), "damage": (damage, 1000), "processes": (processes, 64), "full": (full, 1000)}
+CASES["cost"] = (cost, 5)
 
 
 def main() -> None:

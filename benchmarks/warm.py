@@ -44,9 +44,10 @@ def measured(name: str, scale: str, mode: str, which: str) -> dict[str, float]:
 
 def in_process(name: str, scale: str, mode: str, which: str, folder: str) -> dict[str, float]:
     """The same in a process of its own, with the caches in a folder."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     caches = {"BOLIDE_CACHE_DIR": f"{folder}/bolide", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch"}
     command = [sys.executable, "-m", "benchmarks.warm", name, "--scale", scale, "--modes", mode, "--worker", which]
-    done = subprocess.run(command, env={**os.environ, **caches}, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, env={**inherited, **caches}, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -13,8 +13,7 @@ from bolide.inductor.plan import Call, Foreign, Plan, all_steps
 from bolide.inductor.plan.codec import CannotLeave, decode, encode
 from bolide.inductor.plan.parse import parse
 from bolide.inductor.plan.verify import verify
-from bolide.inductor.runtime.native import driver
-from bolide.inductor.runtime.native.assemble import assemble
+from bolide.inductor.runtime.native import assemble as assembling
 from bolide.inductor.runtime.native.linking import Program
 from bolide.support import events
 
@@ -36,13 +35,14 @@ def plans() -> Iterator[list[CompiledGraph]]:
 def native_programs() -> Iterator[list[Program]]:
     """Graphs have a native driver from their second call inside: the programs that are made."""
     made: list[Program] = []
+    assemble = assembling.assemble
 
     def noting(*args: Any) -> Program:
         made.append(assemble(*args))
         return made[-1]
 
     bolide.reset()
-    with mock.patch.object(driver, "assemble", noting), bolide.inductor.config.patch(native_after=2):
+    with mock.patch.object(assembling, "assemble", noting), bolide.inductor.config.patch(native_after=2):
         yield made
     bolide.reset()
 

@@ -57,6 +57,8 @@ RARE = (
     "bolide.dynamo.compiled_autograd",
     "bolide.inductor.search",
     "bolide.inductor.saved",
+    "bolide.inductor.plan.codec",
+    "bolide.inductor.plan.records",
     "bolide.support.cache.disk",
     "bolide.functorch.cuts.mincut",
 )

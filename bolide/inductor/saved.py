@@ -21,8 +21,7 @@ from bolide.inductor.config import config
 from bolide.inductor.lowering import LOWERINGS
 from bolide.inductor.machine import Machine, host_machine
 from bolide.inductor.plan import Call, Plan
-from bolide.inductor.plan.codec import CannotLeave, DamagedBytes, decode, encode
-from bolide.inductor.plan.records import SavedGraph
+from bolide.inductor.plan.plan import CannotLeave, DamagedBytes
 from bolide.inductor.plan.steps import Step, all_steps, with_blocks
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.inductor.runtime.native.driver import written
@@ -88,6 +87,9 @@ class Found:
     @cached_property
     def scheduled(self) -> Scheduled:
         """Its plan, and what is told of it. Raises DamagedBytes."""
+        from bolide.inductor.plan.codec import decode
+        from bolide.inductor.plan.records import SavedGraph
+
         saved = decode(bytes(self.payload), SavedGraph)
         plan = _with_lines(saved.plan, self.line)
         return Scheduled(plan, [*saved.schedules], (), [*saved.strides], [*saved.refusals], {})
@@ -154,6 +156,9 @@ def keep(
     constants: Mapping[str, torch.Tensor],
 ) -> bool:
     """Keep a graph whose kernels are compiled, unless there are objects of this process in it. Whether it is kept."""
+    from bolide.inductor.plan.codec import encode
+    from bolide.inductor.plan.records import SavedGraph
+
     if scheduled.objects or [*constants] != [*_constants(gm)]:
         return False
     nodes = enumerate(_all_nodes(gm))
@@ -284,6 +289,8 @@ class _Text:
 
     def size(self, size: torch.SymInt) -> str:
         """What a size is made of, and what is known of it."""
+        from bolide.inductor.plan.codec import encode
+
         expr = as_expr(size)
         known = self.exprs.get(expr)
         if known is None:

@@ -17,9 +17,10 @@ import io
 import json
 import os
 import struct
+import time
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple
@@ -29,9 +30,9 @@ from bolide.support.caches import on_reset
 from bolide.support.errors import BolideError
 from bolide.support.locks import compiling
 
-KINDS = ("objects", "modules", "kernels", "plans", "choices", "libraries", "functions")
+KINDS = ("objects", "modules", "kernels", "plans", "choices", "libraries", "functions", "sources")
 """Machine code of modules; where that of bolide's own is; where a kernel's is; plans of graphs; schedules that were
-fastest; times of libraries; entries of compiled functions."""
+fastest; times of libraries; entries of compiled functions; digests of our sources."""
 
 _MARK = b"bolide\0\1"
 _HEAD = len(_MARK) + 32
@@ -124,16 +125,43 @@ class CacheInfo:
 _known: dict[Place, bytes] = {}
 
 
+_SETTLED = 2.0
+"""So many seconds after a file was last changed, another change has another time."""
+
+
 @functools.cache
 def sources_digest() -> str:
-    """A digest of our own code: what another version has made is not used."""
-    files = sorted(f"{folder}/{name}" for folder, _, names in os.walk(_PACKAGE) for name in names if name[-3:] == ".py")
+    """A digest of our own code: what another version has made is not used. It is kept, by the sizes and times of all
+    files, the time at which a file's node was changed among them, which no program sets."""
+    files = sorted(_sources(_PACKAGE))
+    seen = [(name.removeprefix(_PACKAGE), *_signature(os.stat(name))) for name in files]
+    key = Key("sources", {"files": digest_of(repr(seen))}, "bolide")
+    place = (key.kind, key.digest)
+    data = _disk().read(*place) if is_on() else None
+    kept = None if data is None else unpack(*place, data)
+    if kept is not None:
+        return kept.payload.decode()
     total = hashlib.sha256()
     for name in files:
         total.update(f"{name.removeprefix(_PACKAGE)}\n".encode())
         with open(name, "rb") as file:
             total.update(file.read())
+    if is_on() and max(row[-1] for row in seen) < (time.time() - _SETTLED) * 1e9:
+        _disk().write(*place, pack(key, total.hexdigest().encode()))
     return total.hexdigest()
+
+
+def _sources(folder: str) -> Iterator[str]:
+    for found in os.scandir(folder):
+        if found.name.endswith(".py"):
+            yield found.path
+        elif found.is_dir() and found.name != "__pycache__":
+            yield from _sources(found.path)
+
+
+def _signature(status: os.stat_result) -> tuple[int, ...]:
+    """What differs once a file was written, or another one has taken its place."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def digest_of(text: str) -> str:

@@ -18,7 +18,7 @@ from bolide.inductor.ir.loops import Kernel, Node
 from bolide.inductor.ir.program_check import check_program
 from bolide.inductor.ir.verify import verify as verify_kernel
 from bolide.inductor.ir.walks import nodes_below
-from bolide.inductor.plan.plan import Plan
+from bolide.inductor.plan.plan import CannotLeave, DamagedBytes, Plan
 from bolide.inductor.plan.records import NAME, NOTE, RECORDS, conforms, layout_text, role_of
 from bolide.inductor.plan.schemas import operator_of, overload_of
 from bolide.inductor.plan.steps import Call, Foreign, Operator, Value
@@ -26,6 +26,8 @@ from bolide.inductor.plan.verify import verify
 from bolide.symbolic import Expr
 from bolide.symbolic.expr import pack_atom, rebuild
 from bolide.tracing.graph import Handle
+
+__all__ = ["CannotLeave", "DamagedBytes", "decode", "digest", "encode"]
 
 T = TypeVar("T")
 HEADING = b"bolide\0" + hashlib.sha256(layout_text().encode()).digest()[:8]
@@ -41,14 +43,6 @@ _CONSTANTS = {
     for value in vars(torch).values()
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format))
 }
-
-
-class DamagedBytes(ValueError):
-    """Bytes that `decode` cannot read: damaged, or of another version of the format."""
-
-
-class CannotLeave(TypeError):
-    """Something that lives in this process only, and what has it."""
 
 
 def encode(value: object) -> bytes:

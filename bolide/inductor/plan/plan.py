@@ -42,6 +42,14 @@ from bolide.inductor.plan.steps import (
 from bolide.symbolic import Expr
 
 
+class DamagedBytes(ValueError):
+    """Bytes that `codec.decode` cannot read: damaged, or of another version of the format."""
+
+
+class CannotLeave(TypeError):
+    """Something that lives in this process only, and what has it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What running a compiled graph does: steps over named tensors. `inputs` are the call's, in order; the tensors that

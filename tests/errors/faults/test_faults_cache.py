@@ -242,3 +242,48 @@ def run_command() -> Callable[..., str]:
     from bolide.cli import main
 
     return lambda *words: CliRunner().invoke(main, words).output
+
+
+# ---- the digest of our sources ---------------------------------------------------------------------------------------
+
+
+def test_the_digest_of_sources_is_never_of_older_ones(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = cache / "package"
+    (package / "inner").mkdir(parents=True)
+    paths = [package / "one.py", package / "inner" / "two.py"]
+    for path in paths:
+        path.write_text("x = 1")
+    monkeypatch.setattr(artifacts, "_PACKAGE", str(package))
+    monkeypatch.setattr(artifacts, "_SETTLED", -1.0)  # so that all of it is kept at once
+
+    def digest() -> str:
+        artifacts.sources_digest.cache_clear()
+        return artifacts.sources_digest()
+
+    def edited(path: Path, text: str) -> None:
+        """Of the same size, with the time of the older one."""
+        times = path.stat()
+        time.sleep(0.02)
+        path.write_text(text)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    try:
+        known = {digest()}
+        for path in paths:
+            edited(path, "x = 2")
+            known.add(digest())
+        assert len(known) == 3
+        with monkeypatch.context() as patched:
+            patched.setattr(artifacts, "open", None, raising=False)  # no file is read: it is kept
+            assert digest() in known
+        edited(paths[0], "x = 1")
+        edited(paths[1], "x = 1")
+        assert digest() in known
+        (package / "three.py").write_text("")
+        assert digest() not in known
+        monkeypatch.setattr(artifacts, "_SETTLED", 60.0)  # files that were written just now are read
+        edited(paths[0], "x = 3")
+        count = len(list(disk.files()))
+        assert digest() not in known and len(list(disk.files())) == count
+    finally:
+        artifacts.sources_digest.cache_clear()

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 import bolide
 from bolide.inductor.config import config
 from bolide.inductor.runtime.native import assemble as assembling
-from bolide.inductor.runtime.native import driver
 from bolide.inductor.runtime.native.linking import Program
 
 R = torch.randn
@@ -24,7 +23,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """Native drivers from the second call on, and the names of the steps that are made in Python while all is well."""
     found: Made = []
     names: set[str] = set()
-    real, in_python = driver.assemble, assembling.Writer.python
+    real, in_python = assembling.assemble, assembling.Writer.python
 
     def noting(*args: Any) -> Program:
         names.clear()
@@ -36,7 +35,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
         names.add(str(getattr(made_by, "operator", type(made_by).__name__)))
         in_python(self, step)
 
-    monkeypatch.setattr(driver, "assemble", noting)
+    monkeypatch.setattr(assembling, "assemble", noting)
     monkeypatch.setattr(assembling.Writer, "python", python)
     bolide.reset()
     settings = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
@@ -29,12 +29,14 @@ from bolide.inductor.plan import (
 from bolide.inductor.runtime.driver import Binding, Run, build_step, facts_of
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.inductor.runtime.native import in_process, instructions, runner, shims
-from bolide.inductor.runtime.native.assemble import InPython, assemble, write
 from bolide.inductor.runtime.native.linking import Surroundings, unpacked
 from bolide.support.caches import on_reset
 from bolide.support.engine import Method, emit, load_own
 from bolide.support.native.translate import translate
 from bolide.support.symbols import symbol_address
+
+if TYPE_CHECKING:
+    from bolide.inductor.runtime.native.assemble import InPython
 
 _PLAIN = (Alloc, Check, Free, Launch, Require, Reuse, Size, View, Word)
 _EXTERNALS = {**runner.EXTERNALS, **in_process.EXTERNALS}
@@ -68,6 +70,8 @@ def handle_offset() -> int | None:
 def build(plan: Plan, binding: Binding, kernels: Sequence[CompiledKernel], fallback: Run) -> Run | None:
     """The function that runs `plan` as `fallback`, its readable driver, does; None where this build of torch does not
     let it."""
+    from bolide.inductor.runtime.native.assemble import assemble
+
     offset = handle_offset()
     if offset is None:
         return None
@@ -80,6 +84,8 @@ def build(plan: Plan, binding: Binding, kernels: Sequence[CompiledKernel], fallb
 def written(plan: Plan) -> bytes | None:
     """The program of a plan for `load` in another process, which finds all machine code that it needs but the kernels';
     None where there can be none."""
+    from bolide.inductor.runtime.native.assemble import write
+
     if handle_offset() is None:
         return None
     program, _ = write(plan, lambda block: lambda step, tensors, words: None, _is_short(plan, host_machine()))
@@ -127,6 +133,8 @@ def load(
 
     @functools.cache
     def steps() -> Sequence[object]:
+        from bolide.inductor.runtime.native.assemble import write
+
         found = planned()
         return write(found.plan, _in_python(found.binding), _is_short(found.plan, host_machine()))[1]
 
