@@ -11,6 +11,7 @@ import types
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -20,6 +21,7 @@ from bolide.dynamo.program.kinds import is_library_file, is_own_file
 from bolide.inductor.machine import host_machine
 from bolide.inductor.saved import lowerings_digest
 from bolide.saving.contents import CannotSave
+from bolide.saving.names import Namer
 from bolide.support import artifacts
 from bolide.support.config import Config
 from bolide.tracing import without_wrapper
@@ -39,9 +41,6 @@ _STARTED = _started()
 
 def environment() -> dict[str, str]:
     """What every entry depends on. Raises CannotSave where that cannot be said in words."""
-    for function in MARKED:
-        if not isinstance(function, types.FunctionType) or is_library_file(function.__code__.co_filename):
-            raise CannotSave(f"{function} is marked (allow_in_graph, …), of which it is not known who calls it")
     names = {
         "bolide": artifacts.sources_digest(),
         "torch": f"{torch.__version__} {torch.version.git_version}",
@@ -51,9 +50,24 @@ def environment() -> dict[str, str]:
         "mkldnn": str(torch.backends.mkldnn.enabled),
         "operators": artifacts.digest_of("\n".join(sorted(_own_operators()))),
     }
+    marks = sorted(map(_name_of, filter(_is_unseen, MARKED)))
+    if marks:
+        names["marks"] = artifacts.digest_of("\n".join(marks))
     for name, config in (("dynamo", dynamo.config), ("functorch", functorch.config), ("inductor", inductor.config)):
         names |= {f"{name}.{option}": value for option, value in _changed(config)}
     return names
+
+
+def _is_unseen(function: object) -> bool:
+    """Whether it is not known of an entry that calls no function by a mark whether it calls this one."""
+    return not isinstance(function, types.FunctionType) or is_library_file(function.__code__.co_filename)
+
+
+def _name_of(function: object) -> str:
+    """By what way another process finds a function that is marked, and what it is. Raises CannotSave."""
+    namer = Namer(cast(types.FunctionType, _is_unseen))  # any function: no name leads through it
+    namer.of(function)
+    return repr(namer.rows)
 
 
 def _changed(config: Config) -> Iterable[tuple[str, str]]:

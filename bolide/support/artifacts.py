@@ -134,8 +134,9 @@ def sources_digest() -> str:
     """A digest of our own code: what another version has made is not used. It is kept, by the sizes and times of all
     files, the time at which a file's node was changed among them, which no program sets."""
     files = sorted(_sources(_PACKAGE))
-    seen = [(name.removeprefix(_PACKAGE), *_signature(os.stat(name))) for name in files]
-    key = Key("sources", {"files": digest_of(repr(seen))}, "bolide")
+    seen = [_signature(os.stat(name)) for name in files]
+    named = [(name.removeprefix(_PACKAGE), signature) for name, signature in zip(files, seen)]
+    key = Key("sources", {"files": digest_of(repr(named))}, "bolide")
     place = (key.kind, key.digest)
     data = _disk().read(*place) if is_on() else None
     kept = None if data is None else unpack(*place, data)

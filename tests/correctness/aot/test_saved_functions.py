@@ -4,6 +4,7 @@ something has."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -238,6 +239,33 @@ def test_entries_are_not_used_while_a_function_in_them_is_marked(
     marked(function)
     torch.testing.assert_close(bolide.compile(calling)(x), calling(x))
     assert captures == ["calling", "calling"]
+
+
+@pytest.mark.parametrize("function", [torch.nn.functional.relu, torch.sin, torch.Tensor.exp, math.floor])
+def test_marks_of_functions_in_c_and_of_libraries_are_part_of_the_key(
+    cache: Path, captures: list[str], marked: Any, function: Callable[..., Any]
+) -> None:
+    x = torch.randn(3)
+    told = []
+    for marks_now in ([], [function], [function], [torch.cos], [torch.cos, function]):
+        marks.forget([function, torch.cos])
+        marked(marks_now)
+        bolide.reset()  # as a new process, but for the cache on disk
+        torch.testing.assert_close(bolide.compile(calling)(x), calling(x))
+        told.append(len(captures))
+    assert told == [1, 2, 2, 3, 4]
+
+
+def through_c(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) * 2
+
+
+def test_entries_that_call_a_marked_function_in_c_are_not_kept(cache: Path, captures: list[str], marked: Any) -> None:
+    marked(torch.sin)
+    for _ in range(2):
+        bolide.reset()
+        torch.testing.assert_close(bolide.compile(through_c)(x := torch.randn(3)), through_c(x))
+    assert captures == ["through_c", "through_c"]
 
 
 def test_entries_with_a_marked_function_are_not_kept(cache: Path, marked: Any) -> None:
