@@ -472,8 +472,7 @@ def chosen(names: str, shard: str) -> list[Subject]:
     return known[int(place) :: int(count)]
 
 
-def main() -> int:
-    """Run a sweep; the number of faults decides on the status."""
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--ops", default="all", help="all, ops, modules, or names with commas between")
     parser.add_argument("--backend", default="inductor", help=f"{', '.join(BACKENDS)}, or all")
@@ -490,7 +489,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     parser.add_argument("--shuffle", action="store_true", help="in random order")
     parser.add_argument("--report", help="a file for all findings, one JSON object a line")
-    given = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Run a sweep, or several, one after the other, with `--and` between their options: torch's samples are imported
+    once. The number of faults decides on the status."""
+    groups = itertools.groupby(sys.argv[1:], lambda word: word != "--and")
+    given = [parser().parse_args(list(words)) for options, words in groups if options]
+    return max([swept(options) for options in given or [parser().parse_args()]])
+
+
+def swept(given: argparse.Namespace) -> int:
+    """The status of one sweep: 1 if it found faults."""
     print(f"torch {torch.__version__}, seed {given.seed}", flush=True)
     options = Options(not given.static, given.dtypes == "all", given.samples, given.seed, given.layouts, given.named)
     backends = BACKENDS if given.backend == "all" else given.backend.split(",")
@@ -511,13 +522,14 @@ def main() -> int:
     return int(any(counts[kind] for kind in FAULTS))
 
 
-@pytest.mark.parametrize("options", ["--backend all", "--static", "--static --layouts", "--named"])
-def test_samples_with_other_sizes(options: str) -> None:
-    """A random part of the sweep, in a process of its own, whose output says how to repeat it: values and strides of
+def test_samples_with_other_sizes() -> None:
+    """Random parts of the sweep, in a process of its own, whose output says how to repeat them: values and strides of
     results and gradients."""
-    seed = random.randrange(2**31)
-    command = [sys.executable, __file__, *options.split(), "--samples", "3", "--shuffle", "--seed", str(seed)]
-    ran = subprocess.run([*command, "--most", str(COUNT)], capture_output=True, text=True, check=False)
+    common = ["--samples", "3", "--shuffle", "--most", str(COUNT), "--seed"]
+    command = [sys.executable, __file__]
+    for options in ("--backend all", "--static", "--static --layouts", "--named"):
+        command += ["--and", *options.split(), *common, str(random.randrange(2**31))]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not ran.returncode, f"{' '.join(command)}\n{ran.stdout}\n{ran.stderr[-3000:]}"
 
 

@@ -40,8 +40,14 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(autouse=True)
+def earlier() -> None:
+    """What is there before a test is left out, as what is there before the tests of a file is: it is much to search."""
+    gc.collect(1)
+    gc.freeze()
+
+
 def living() -> int:
-    gc.unfreeze()  # all: what one search sees another one has to see
     found = 1
     for _ in range(3):  # cycles through autograd's graph go by parts
         if found:
@@ -52,8 +58,8 @@ def living() -> int:
 
 def test_what_a_module_keeps_is_found(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     known = World.release
-
-    before = living()  # what earlier tests have left to autograd's graph
+    gc.unfreeze()  # as the search does
+    before = living()
 
     def release(self: World) -> None:
         kept.extend(self.trace.leaves)
@@ -77,6 +83,7 @@ def test_what_autograds_graph_keeps_is_found(monkeypatch: pytest.MonkeyPatch) ->
         traces.append(weakref.ref(self))
 
     monkeypatch.setattr(Trace, "release", release)
+    gc.unfreeze()  # as the search does
     before = living()
     with pytest.raises(Leak, match="TracedTensor is held by what Python does not see"):
         bolide.compile(hooks, backend="eager")(torch.randn(3, 4, requires_grad=True))
