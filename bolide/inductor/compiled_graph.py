@@ -231,7 +231,7 @@ def _loaded(
 def _machine_of(gm: torch.fx.GraphModule) -> Machine:
     """The machine for a graph: a GPU's if anything in it is on one."""
     devices = (device_of(node.meta.get("val")) for node in gm.graph.nodes)
-    return machine_for(next((device for device in devices if device is not CPU), CPU))
+    return machine_for(next((device for device in devices if device.type == "cuda"), CPU))
 
 
 def _finished(name: str, made: Made, seconds: dict[str, float], key: str = "") -> CompiledGraph:

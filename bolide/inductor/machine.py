@@ -186,7 +186,7 @@ def host_machine() -> Machine:
 
 def machine_for(device: torch.device) -> Machine:
     """The machine that kernels on a device run on."""
-    return host_machine() if device.type == "cpu" else _gpu(torch.cuda.get_device_capability(device))
+    return _gpu(torch.cuda.get_device_capability(device)) if device.type == "cuda" else host_machine()
 
 
 @functools.cache

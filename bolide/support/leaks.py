@@ -17,9 +17,11 @@ import types
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from bolide.support import log
 from bolide.support.errors import BolideError, Leak
 from bolide.support.garbage import collector_paused
 
+_log = log.logger("dynamo")
 C = TypeVar("C", bound=type)
 _classes: set[type] = set()
 _symbols: set[type] = set()
@@ -70,15 +72,18 @@ def watched(name: str) -> Iterator[None]:
 
 def _refuse_living(name: str, before: set[int]) -> None:
     new = {id(value) for value in living(0)} - before
+    left: list[object] = []
     for generation in _COLLECTED if new else ():
-        left: list[object] = []  # the last ones are held by nothing any more
+        left = []  # the last ones are held by nothing any more
         gc.collect(generation)
         left = [value for value in living(min(generation + 1, 2)) if id(value) in new]
         if not left:
             return
-    if new:
-        unseen = f"{_described(left[0])} is held by what Python does not see, such as autograd's graph, or from far"
-        raise Leak(name, way_to(_some(left)) or unseen)
+    way = way_to(_some(left)) if left else None  # asks the whole heap
+    if way is not None:
+        raise Leak(name, way)
+    if left:
+        _log.debug("%s: %d objects of its capture are kept by autograd's graph", name, len(left))
 
 
 def _some(leaks: list[object]) -> list[Any]:

@@ -120,7 +120,7 @@ class CallRecorder(TorchFunctionMode):
         for known in (self._nodes, self._numbers, self._conditions, self._remade, self.origins):
             known.clear()
         if self.refusal is not None:
-            self.graph = fx.Graph()  # nobody runs it; it calls what the program has made
+            self.graph, self.constants = fx.Graph(), {}  # nobody runs it; it calls what the program has made
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -33,7 +33,7 @@ from bolide.dynamo.program.kinds import (
 from bolide.dynamo.world.frames import Generator, refuse_drop
 from bolide.dynamo.world.parts import Reading, Write
 from bolide.support.errors import Unsupported
-from bolide.support.leaks import fleeting
+from bolide.support.leaks import fleeting, is_fleeting
 
 
 @fleeting
@@ -116,7 +116,7 @@ class Overlay:
                     return grown
                 value = self.world.wrap(real, source)
             else:
-                self.world.guards.add(self.itself, "has_key", (key, False))
+                self._guard_absence(key)
             self.known[key] = self.original[key] = value
         return value
 
@@ -142,7 +142,7 @@ class Overlay:
             self.original[key] = self._read(key) if dict.__contains__(self.real, key) else MISSING
         in_slots = self.owner is None and self.child in (attribute_source, slot_source)
         if value is MISSING and self.original[key] is MISSING and not in_slots:  # deleting what is there is an effect
-            self.world.guards.add(self.itself, "has_key", (key, False))
+            self._guard_absence(key)
         refuse_drop(self.known.get(key, self.original[key]), self.world.guards.where)
         self.written = True
         if self.world.journal.forks:
@@ -163,10 +163,15 @@ class Overlay:
         now, put = functools.partial(self.get, key), functools.partial(self.set, key)
         self.world.journal.writes.append(Write((id(self), key), before, now, put, undo))
 
+    def _guard_absence(self, key: object) -> None:
+        """Guard that `key` is not there; the number of an object that the program makes never is."""
+        if not is_fleeting(type(key)):
+            self.world.guards.add(self.itself, "has_key", (key, False))
+
     def rely_on_absence(self, key: object) -> None:
         """Guard that `key` is not there, once."""
         if key not in self.known and self.complete is None:
-            self.world.guards.add(self.itself, "has_key", (key, False))
+            self._guard_absence(key)
             self.known[key] = self.original[key] = MISSING
 
     def length(self) -> int:
