@@ -118,7 +118,7 @@ def softmax(rows: int, columns: int, team: int, kept: bool) -> Kernel:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("columns", [5, 200])
+@pytest.mark.parametrize("columns", [5, 200, 256])
 @pytest.mark.parametrize("team", TEAMS)
 def test_softmax(team: int, columns: int, kept: bool) -> None:
     x = torch.randn(5, columns)

@@ -16,18 +16,21 @@ from bolide.inductor.codegen.analysis import Dependences, changed_by, updated_in
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.cuda.hazards import Hazards, is_together
 from bolide.inductor.codegen.cuda.teams import WARP, Team, shared_memory, special
-from bolide.inductor.codegen.cuda.widths import WIDEST, multiple_of, width_of
+from bolide.inductor.codegen.cuda.widths import WIDEST, is_short, multiple_of, width_of
 from bolide.inductor.codegen.function_values import FunctionValues, Parts
 from bolide.inductor.codegen.instructions import MEMORY
 from bolide.inductor.codegen.parallel import Region, regions_of
 from bolide.inductor.codegen.scope import fits, integer_atom
 from bolide.inductor.codegen.statements import RegionWriter
 from bolide.inductor.ir.definitions import volume
-from bolide.inductor.ir.loops import Axis, Init, Kernel, Local, Loop, Stmt, Store, Update
-from bolide.inductor.ir.walks import nodes_below, roots_in, roots_of
+from bolide.inductor.ir.loops import Axis, Init, Kernel, Local, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.walks import loads_of, nodes_below, roots_in, roots_of
 from bolide.inductor.machine import Machine
 from bolide.symbolic import Expr
 from bolide.symbolic.expr import Atom
+
+#: A load, the number of a thread's turn in a loop, and how far turns are apart.
+Kept = tuple[Node, int, int]
 
 #: Threads of a block whose teams have one, and teams of a block whose teams are warps.
 BLOCK, WARPS = 256, 4
@@ -129,7 +132,7 @@ class TeamWriter(RegionWriter):
     ) -> None:
         super().__init__(kernel, dependences, machine, declarations)
         self.levels = 1
-        self.symbol = symbol
+        self.symbol, self.written = symbol, dependences.written
         self.hazards = Hazards(kernel)
         self.axes: list[Axis] = []  # of the loops around
         self.in_parts: set[str] = set()  # accumulators of which each thread has a part
@@ -388,21 +391,51 @@ class TeamWriter(RegionWriter):
             self.statements(loop.body)
 
         def run() -> None:
-            with self._lanes_of(loop, width):
-                self.hoist(loop.body, changed_by((loop,)))
-                if most is not None and most <= step:
-                    self.at(loop, start, body)
-                    r.forget(changed_by(loop.body))
-                else:
-                    self.repeat(loop, start, stop, step, body)
+            self.hoist(loop.body, changed_by((loop,)))
+            self.repeat(loop, start, stop, step, body)
 
         self.is_apart = True
-        if least is not None and least >= step:
-            run()
-        else:
-            self.guarded(b.compare("icmp slt", start, stop), run)
+        with self._lanes_of(loop, width):
+            if r.are_aligned and least is not None and least == most and is_short(loop.body, -(-least // step), width):
+                self._written_out(loop, start, step)
+            elif least is not None and least >= step:
+                run()
+            else:
+                self.guarded(b.compare("icmp slt", start, stop), run)
         self.is_apart = False
         self.hazards.note(loop)
+
+    def _written_out(self, loop: Loop, start: Value, step: int) -> None:
+        """The turns that a thread takes of a loop, one after the other; the last one only some threads may have. What
+        whole turns have loaded is kept for other loops, in registers."""
+        b, r = self.b, self.r
+        turns, rest = divmod(loop.axis.extent.value, step)
+        self.hoist(loop.body, changed_by((loop,)))
+        for turn in range(turns):
+            loaded: dict[Kept, Value] = {}
+            self.at(loop, start + turn * step, partial(self._turn, loop, (turn, step), loaded))
+            for key, value in loaded.items():
+                r.remember(key, value)
+        if rest:
+            last = start + turns * step
+            body = partial(self.statements, loop.body)
+            self.guarded(b.compare("icmp slt", last, r.scalar(loop.axis.extent)), partial(self.at, loop, last, body))
+        r.forget(changed_by(loop.body))
+
+    def _turn(self, loop: Loop, place: tuple[int, int], loaded: dict[Kept, Value]) -> None:
+        """One whole turn; `loaded` takes what it has loaded, of buffers that do not change."""
+        r = self.r
+        loads = [node for node in loads_of(roots_in(loop.body)) if loop.axis.name in node.arg.free_vars]
+        kept = {node: (node, *place) for node in loads if not node.src and node.arg.buffer not in self.written}
+        for node, key in kept.items():
+            known = r.recall(key)
+            if known is not None:
+                r.remember(node, known)
+        self.statements(loop.body)
+        for node, key in kept.items():
+            value = r.recall(node)
+            if value is not None and r.recall(key) is None:
+                loaded[key] = value
 
 
 def _warps(kernel: Kernel) -> int:

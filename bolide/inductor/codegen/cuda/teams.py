@@ -9,8 +9,6 @@ from bolide.inductor.codegen.function_values import Accumulator, Parts
 
 #: Threads that run in step, and change values without memory.
 WARP = 32
-#: Of equal ones (0.0 and -0.0) the second, so that threads may get different ones.
-ORDERED = ("min", "max")
 
 
 def special(b: Builder, register: str) -> Value:
@@ -56,7 +54,8 @@ class Team:
 
     def _agreed(self, accumulator: Accumulator, parts: Parts) -> Parts:
         """What the first thread of a warp has, where they may differ."""
-        return tuple([self._shuffled("idx", part, 0) for part in parts]) if accumulator.op in ORDERED else parts
+        is_ordered = accumulator.op in ("min", "max") and parts[0].scalar == "double"  # of 0.0 and -0.0, the second
+        return tuple([self._shuffled("idx", part, 0) for part in parts]) if is_ordered else parts
 
     def _across_warps(self, parts: Mapping[str, Parts], accumulators: Mapping[str, Accumulator]) -> dict[str, Parts]:
         b, warps = self.b, self.size // WARP

@@ -16,6 +16,8 @@ from bolide.symbolic import Expr
 WIDEST = 16
 #: Instructions of a loop's body times elements: more would take more registers than there are.
 _MOST = 1 << 10
+#: Turns that are written out, one after the other, so that loads do not wait for each other.
+_TURNS = 8
 
 
 def width_of(axis: Axis, body: Sequence[Stmt], team: int = 1) -> int:
@@ -24,12 +26,18 @@ def width_of(axis: Axis, body: Sequence[Stmt], team: int = 1) -> int:
     if not sizes or any(isinstance(statement, Loop) for statement in body):
         return 1
     width = WIDEST // max(sizes)
-    while width > 1 and (_is_short(axis.extent, width, team) or width * cost(body) > _MOST):
+    while width > 1 and (_is_starved(axis.extent, width, team) or width * cost(body) > _MOST):
         width //= 2
     return width
 
 
-def _is_short(extent: Expr, width: int, team: int) -> bool:
+def is_short(body: Sequence[Stmt], turns: int, width: int) -> bool:
+    """Whether a thread's turns in a loop are few enough to be written out."""
+    has_loops = any(isinstance(statement, Loop) for statement in body)
+    return not has_loops and turns <= _TURNS and turns * width * cost(body) <= 2 * _MOST
+
+
+def _is_starved(extent: Expr, width: int, team: int) -> bool:
     """Whether most threads of a team would have nothing to do, or a last one less than all its elements."""
     most = extent.bounds()[1]
     if most is not None and most < (width if team == 1 else width * team // 2):
