@@ -172,8 +172,9 @@ class Extern:
     """One ATen call run as it is. `args`/`kwargs` are the FX node's, with `View`s for tensors and Exprs for symbolic
     integers, and the `Program`s of operations that run graphs: on the tensors, then the sizes, that these are given,
     and on constants of the program around them, by name. `names[i]` is the buffer of result i (None: not a tensor or
-    unused). `shapes`, `dtypes`, `layouts` describe the results as ATen makes them, on `device`. A call without results
-    is there for its effect (an error it may raise) and is never dropped. With `binds` the call gives an integer, the
+    unused). `shapes`, `dtypes`, `layouts` describe the results as ATen makes them, on `device`, or on the
+    `devices` of each where they are on several. A call without results is there for its effect (an error it may raise)
+    and is never dropped. With `binds` the call gives an integer, the
     value of the size variable that is its only name."""
 
     names: tuple[str | None, ...]
@@ -186,6 +187,11 @@ class Extern:
     origin: Origin | None = None
     binds: bool = False
     device: torch.device = CPU
+    devices: tuple[torch.device, ...] = ()
+
+    def device_of(self, name: str) -> torch.device:
+        """Where a result is."""
+        return self.devices[self.names.index(name)] if self.devices else self.device
 
 
 @dataclass(frozen=True, slots=True)

@@ -384,13 +384,12 @@ class Lowering:
         layouts = tuple(_AT_START if item is None else Layout(self.sizes(item.stride), ZERO) for item in metas)
         dtypes = tuple(torch.int64 if item is None else item.dtype for item in metas)
         device = self.device
-        call = Extern(
-            names, node.target, args, kwargs, dtypes, shapes, layouts, origin=self.origin_of_call, device=device
-        )
-        self.definitions.append(call)
+        devices = tuple([device if item is None else device_of(item) for item in metas])
+        call = Extern(names, node.target, args, kwargs, dtypes, shapes, layouts, self.origin_of_call, device=device)
+        self.definitions.append(replace(call, devices=devices) if len({device, *devices}) > 1 else call)
         results = tuple(
-            None if name is None else self.known(name, dtype, shape, layout, device)
-            for name, dtype, shape, layout in zip(names, dtypes, shapes, layouts)
+            None if name is None else self.known(name, dtype, shape, layout, place)
+            for name, dtype, shape, layout, place in zip(names, dtypes, shapes, layouts, devices)
         )
         return results if several else results[0] if results else None
 

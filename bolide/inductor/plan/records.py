@@ -204,6 +204,7 @@ RECORDS: Mapping[type, Mapping[str, Spec]] = {
         "origin": _ORIGIN,
         "binds": bool,
         "device": _DEVICE,
+        "devices": Many(_DEVICE),
     },
     definitions.WriteBack: {"target": NAME, "source": definitions.View},
     definitions.Program: {

@@ -317,13 +317,23 @@ def _blocks(driver: _Driver, step: Branch | Repeat, run_of: Callable[[Block, str
 
 
 def _requirement(driver: _Driver, step: Check | Require) -> None:
-    """Raises in a line of its own."""
+    """Raises in a line of its own; of a flag on a GPU, as eager does: when the device gets there."""
+    if isinstance(step, Check) and _is_elsewhere(driver.block, step.flag):
+        good = step.flag if step.expected else f"{step.flag}.logical_not()"
+        driver.lines.append(f"{driver.constant('assert_async', torch._assert_async)}({good}, {step.message!r})")
+        return
     if isinstance(step, Check):
         wrong = f"{'not ' * step.expected}{step.flag}.item()"
     else:
         wrong = f"not {step.expr} {step.relation} 0"
     error = driver.constant("error", ERRORS[step.error])
     driver.lines.append(f"if {wrong}: raise {error}({step.message!r})")
+
+
+def _is_elsewhere(block: Block, flag: str) -> bool:
+    """Whether a flag is memory on another device than the CPU."""
+    made = (step for step in block.steps if isinstance(step, Alloc) and step.name == flag)
+    return any(step.type.device != CPU for step in made)
 
 
 def _told(step: Word | Item | Size) -> str:

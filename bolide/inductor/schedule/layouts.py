@@ -42,8 +42,9 @@ def decide_layouts(program: Program) -> dict[str, Buffer]:
         for name, (dtype, shape, layout) in described(definition).items():
             if layout is None and isinstance(definition, Computed) and name not in fixed:
                 layout = _like_operands(definition, buffers)
+            device = definition.device_of(name) if isinstance(definition, Extern) else definition.device
             if name not in buffers:  # the update of a scatter works in the buffer of its copy
-                buffers[name] = Buffer(dtype, shape, layout or Layout.row_major(shape), definition.device)
+                buffers[name] = Buffer(dtype, shape, layout or Layout.row_major(shape), device)
     return buffers
 
 

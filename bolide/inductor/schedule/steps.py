@@ -179,7 +179,7 @@ class StepWriter:
             assert word is not None
             return (WordResult(word),)
         types = {
-            name: _type(dtype, extern.device, shape, layout.stride)
+            name: _type(dtype, extern.device_of(name), shape, layout.stride)
             for name, (dtype, shape, layout) in described(extern).items()
             if layout is not None
         }
