@@ -155,7 +155,7 @@ def module_of(
     kernels: Sequence[Kernel], machine: Machine, sizes: Mapping[str, int] | None = None
 ) -> tuple[str, list[str]]:
     """One LLVM module with the code of all `kernels` (of equal ones, one), and the name of each one's entry. Raises as
-    `compile_kernels` does."""
+    `compile_kernels` does; NotImplementedError for a kernel that is not for the CPU."""
     _refuse_others(kernels)
     structures = [structure_of(kernel) for kernel in kernels]
     different: dict[Structure, Kernel] = {}

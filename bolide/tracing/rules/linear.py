@@ -382,7 +382,7 @@ def _cudnn_attention(
 ) -> tuple[object, ...]:
     batch, heads, length, _ = q.shape
     sums = fresh((batch, heads, length, 1), torch.float32, q.device) if statistics else None
-    word = fresh((), torch.int64, torch.device("cpu"))
+    word = fresh((), torch.int64, q.device)
     out = laid_out_like(q._replace(shape=(*q.shape[:-1], v.shape[-1])))
     return out, sums, None, None, length, k.shape[2], word, word, None
 

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 
 import bolide
-from bolide.inductor.codegen import compile_kernels
+from bolide.inductor.codegen.compiler import module_of
 from bolide.inductor.ir.definitions import Program
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.lowering import lower
+from bolide.inductor.machine import host_machine
 from bolide.inductor.plan import Alloc, Call, Copy, Foreign, Free, Launch, Plan, Ref, bound_words
 from bolide.inductor.plan.codec import HEADING, CannotLeave, DamagedBytes, decode, digest, encode
 from bolide.inductor.plan.interpret import interpret
@@ -266,7 +267,7 @@ def test_kernels_and_programs_come_back_from_bytes(name: str) -> None:
         assert decode(encode(kernel), Kernel) == kernel
 
 
-def test_a_kernel_is_for_the_cpu() -> None:
+def test_kernels_of_libraries_are_for_the_cpu() -> None:
     kernel = replace(_plan().kernels[0], device=torch.device("cuda", 1))
     with pytest.raises(NotImplementedError, match=r"k0_.* is for cuda:1"):
-        compile_kernels([kernel])
+        module_of([kernel], host_machine())

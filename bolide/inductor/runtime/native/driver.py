@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import torch
 
 from bolide.inductor.codegen.parallel import most_work
+from bolide.inductor.ir.loops import CPU
 from bolide.inductor.machine import Machine, host_machine
 from bolide.inductor.plan import (
     Alloc,
@@ -69,11 +70,11 @@ def handle_offset() -> int | None:
 
 def build(plan: Plan, binding: Binding, kernels: Sequence[CompiledKernel], fallback: Run) -> Run | None:
     """The function that runs `plan` as `fallback`, its readable driver, does; None where this build of torch does not
-    let it."""
+    let it, or the plan is for a GPU."""
     from bolide.inductor.runtime.native.assemble import assemble
 
     offset = handle_offset()
-    if offset is None:
+    if offset is None or any(kernel.device != CPU for kernel in plan.kernels):
         return None
     addresses = [kernel.address for kernel in kernels]
     python = _in_python(binding)
