@@ -86,13 +86,20 @@ def refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
     return _refusal(tensor) or _without_history(tensor)
 
 
+_OF_NESTED = "compile what is done with its values() or with a padded tensor"
+
+
 def _refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
     """Why a tensor cannot be an input, and what to do; None if it can."""
     cls = type(tensor)
     if cls not in TENSOR_TYPES and not is_plain_subclass(cls):
+        if cls.__module__.startswith("torch.nested."):
+            return "an argument is a nested tensor (jagged)", _OF_NESTED
         return f"an argument is a {cls.__name__}, a subclass of Tensor", "call it outside the compiled function"
-    if tensor.is_nested or tensor.layout is not torch.strided:
-        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+    if tensor.is_nested:
+        return "an argument is a nested tensor", _OF_NESTED
+    if tensor.layout is not torch.strided:
+        kind = str(tensor.layout).removeprefix("torch.")
         return f"an argument is a {kind} tensor", "convert it to a dense tensor first"
     if tensor.is_quantized:
         return f"an argument is quantised ({tensor.dtype})", "dequantise it first"

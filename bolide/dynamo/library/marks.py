@@ -271,14 +271,6 @@ refuse(
     kind="context",
     operation="torch.profiler.profile()",
 )
-# It traces the function itself and folds what is constant in it, which nothing is here.
-refuse(
-    torch.func.linearize,
-    reason="torch.func.linearize traces its function",
-    kind="operator",
-    remedy="use torch.func.jvp",
-    operation="linearize",
-)
 
 
 @answers(set_break_is_error)

@@ -46,6 +46,22 @@ _REPEATS = (operator.mul, operator.imul)
 _PLAIN_OR_TENSOR = PLAIN | {TracedTensor, *SYMBOLIC}
 _NO_WORDS: dict[str, Any] = {}
 
+_MIRRORED: dict[object, Callable[[Any, Any], Any]] = {
+    operator.lt: operator.gt,
+    operator.gt: operator.lt,
+    operator.le: operator.ge,
+    operator.ge: operator.le,
+    operator.eq: operator.eq,
+    operator.ne: operator.ne,
+}
+"""The comparisons that Python asks a right operand for first if its class is a subclass of the left one's."""
+
+
+def _is_of_subclass(tensor: TracedTensor) -> bool:
+    """Whether a tensor is of a subclass of torch's class, as parameters are."""
+    return tensor.face is not None or isinstance(tensor, torch.nn.Parameter)
+
+
 WITH_TENSORS: dict[type, Callable[[Machine, Any, Any, Any], Any]] = {}
 """The operators of tensors with values of these classes: given the operator, and both in their order."""
 
@@ -158,6 +174,8 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: object, right: Any)
         return Call.polyfill("percent", left, right)
     if a in _PLAIN_OR_TENSOR and b in _PLAIN_OR_TENSOR:
         vm.trace.where = vm.where()
+        if op in _MIRRORED and a is TracedTensor is b and _is_of_subclass(right) and not _is_of_subclass(left):
+            left, right, op = right, left, _MIRRORED[op]
         if op not in vm.world.guards.once and (a is TracedTensor or b is TracedTensor):
             _rely_on_operator(vm, op)
         if op in _POWERS and TracedTensor not in (a, b) and not (a in _INTEGERS and b in _INTEGERS and right >= 0):

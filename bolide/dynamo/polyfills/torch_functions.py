@@ -102,6 +102,34 @@ def ask_mode(mode: Any, *question: Any) -> Any:
     return mode.__torch_function__(*question)
 
 
+def refuse_history() -> None:
+    """Answered by an intercept (`torch_calls.autograd`)."""
+    raise NotImplementedError
+
+
+def linearize(func: Program, *primals: Any) -> object:
+    """`torch.func.linearize`: the derivative of the derivative by its cotangents, in which it is linear, so that `func`
+    is not called for each tangent. As in eager, it is called twice: for the output, and to be derived, where all that
+    it uses is constant."""
+    output = func(*primals)
+    leaves, spec = pytree.tree_flatten(output)
+    zeros = [torch.zeros_like(leaf) for leaf in leaves]
+    with torch.no_grad():
+        pull = torch.func.vjp(func, *pytree.tree_map(torch.Tensor.detach, primals))[1]
+        push = torch.func.vjp(lambda *cotangents: pull(pytree.tree_unflatten(cotangents, spec)), *zeros)[1]
+    if any(leaf.requires_grad for leaf in push(pytree.tree_map(torch.zeros_like, primals))):
+        refuse_history()
+
+    def derivative(*tangents: object) -> object:
+        known, given = pytree.tree_flatten(primals), pytree.tree_flatten(tangents)
+        alike = [a.shape == b.shape and a.dtype is b.dtype and a.device == b.device for a, b in zip(known[0], given[0])]
+        if known[1] != given[1] or not all(alike):
+            raise RuntimeError("the tangents of a linearized function are not as its arguments")
+        return pytree.tree_unflatten(push(tangents), spec)
+
+    return output, derivative
+
+
 # ---- control flow: loops of known length are unrolled, derivatives included ------------------------------------------
 
 

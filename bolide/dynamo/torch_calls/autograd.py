@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo.library.handlers import answers
+from bolide.dynamo.library.handlers import answers, by_polyfill, refuse
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.interpreter import Machine, Slot
+from bolide.dynamo.polyfills import torch_functions
 from bolide.dynamo.state import CALLBACK, own_mark, state
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing.recording.recorder import LateWrite
@@ -20,6 +21,15 @@ from bolide.tracing.recording.recorder import LateWrite
 # The methods of an autograd.Function that torch calls, each as a static method.
 _METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
 
+
+by_polyfill({torch.func.linearize: "linearize"})
+refuse(
+    torch_functions.refuse_history,
+    reason="torch.func.linearize takes tensors that require grad for constants, which its function uses",
+    kind="operator",
+    remedy="detach them, or use torch.func.jvp",
+    operation="linearize",
+)
 
 _INTERPRETED: Slot[dict[Any, Any]] = Slot(dict)  # by the class of the program
 

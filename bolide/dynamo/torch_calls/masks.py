@@ -47,9 +47,13 @@ def why_not(cls: type) -> str | None:
         return "has an __init_subclass__"
     if any(vars(base).get("__slots__") for base in cls.__mro__):
         return "has __slots__"
-    asked = next(vars(base)["__torch_function__"] for base in cls.__mro__ if "__torch_function__" in vars(base))
-    usual = asked is _DISABLED[0] or type(asked) is classmethod
-    return None if usual else "has a __torch_function__ of an unusual kind"
+    known = type(_member(cls)) in _ASKED or _member(cls) is _DISABLED[0]
+    return None if known else "has a __torch_function__ of an unusual kind"
+
+
+def _member(cls: type) -> object:
+    """The `__torch_function__` of a class, as it stands there."""
+    return next(vars(base)["__torch_function__"] for base in cls.__mro__ if "__torch_function__" in vars(base))
 
 
 def _refuse(world: World, cls: type) -> None:
@@ -67,9 +71,9 @@ def _mask(vm: Machine, cls: type) -> Any:
     if mask is None:
         _refuse(vm.world, cls)
         vm.world.classes.lookup(cls, "__torch_function__")  # guards it
-        asked: Any = cls.__torch_function__  # type: ignore[attr-defined]
+        asked: Any = _member(cls)
         if asked is not _DISABLED[0]:
-            asked = classmethod(_asked(vm, cls, asked.__func__))
+            asked = _ASKED[type(asked)](_asked(vm, cls, getattr(asked, "__func__", asked), type(asked)))
         namespace = {STANDS_FOR: cls, "__torch_function__": asked}
         namespace |= {name: getattr(cls, name) for name in ("__module__", "__qualname__")}
         own = [base for base in cls.__bases__ if issubclass(base, torch.Tensor) and not is_of_torch(base)]
@@ -82,12 +86,24 @@ def _mask(vm: Machine, cls: type) -> Any:
     return mask
 
 
-def _asked(vm: Machine, cls: type, function: Any) -> Callable[..., Any]:
-    """What torch calls: `function`, of the user's class, is told of the classes that the program knows."""
+#: what kind of method a `__torch_function__` may be, and what makes one of ours; torch warns of those of instances
+_ASKED: dict[type, Callable[[Callable[..., object]], object]] = {
+    classmethod: classmethod,
+    staticmethod: staticmethod,
+    types.FunctionType: lambda function: function,
+}
+
+
+def _asked(vm: Machine, cls: type, function: Any, kind: type) -> Callable[..., object]:
+    """What torch calls: `function`, of the user's class, is told of the classes that the program knows. By its `kind`
+    it is given its class, a tensor or neither."""
     interpreted = later(vm, function, f"{cls.__name__}.__torch_function__")
 
-    def call(_: object, func: object, classes: Any, args: Any = (), kwargs: Any = None) -> object:
-        return interpreted(cls, func, classes_asked(func, classes, args), args, kwargs or {})
+    def call(*given: Any) -> object:
+        owner, given = ((), given) if kind is staticmethod else (given[:1], given[1:])
+        func, classes, args, kwargs = (*given, (), None)[:4] if len(given) < 4 else given
+        owner = (cls,) if kind is classmethod else owner
+        return interpreted(*owner, func, classes_asked(func, classes, args), args, kwargs or {})
 
     return call
 

@@ -199,14 +199,40 @@ def test_ensembles(backend: str) -> None:
         assert got.requires_grad == want.requires_grad
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_linearize_runs_for_real(backend: str) -> None:
-    def fn(x: torch.Tensor) -> Any:
-        out, derive = torch.func.linearize(lambda t: (t.sin() * t).sum(1), x * 2)
-        return out + 1, derive(torch.ones_like(x))
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_linearized_functions(backend: str) -> None:
+    calls: list[int] = []
 
-    compiled = bolide.compile(fn, backend=backend)
-    for _ in range(2):
-        x = torch.randn(3, 4)
-        for a, b in zip(compiled(x), fn(x), strict=True):
+    def fn(x: torch.Tensor, y: torch.Tensor) -> Any:
+        def inner(given: Any, scale: torch.Tensor) -> Any:
+            calls.append(1)
+            return {"product": given["x"].sin() * scale, "squares": (scale * scale).sum(0)}
+
+        out, derive = torch.func.linearize(inner, {"x": x}, y)
+        derivatives = [derive({"x": factor * x}, torch.ones_like(y)) for factor in (1.0, 2.0)]
+        return out["product"], out["squares"], *(value for each in derivatives for value in each.values())
+
+    compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+    for rows in (3, 3, 4, 5):
+        x, y = torch.randn(rows, 4, requires_grad=True), torch.randn(rows, 4)
+        want, asked = fn(x, y), len(calls)
+        got = compiled(x, y)
+        assert len(calls) == 2 * asked
+        calls.clear()
+        gradients = [torch.autograd.grad(sum(each.sum() for each in results), x) for results in (got, want)]
+        for a, b in zip([*got, *gradients[0]], [*want, *gradients[1]], strict=True):
             torch.testing.assert_close(a, b)
+
+
+def test_what_a_linearized_function_uses_is_constant() -> None:
+    weight = torch.randn(4, requires_grad=True)
+
+    def fn(x: torch.Tensor) -> Any:
+        _, derive = torch.func.linearize(lambda y: (y.sin() * weight).sum(1), x)
+        return derive(x * 2) + 1
+
+    x = torch.randn(3, 4, requires_grad=True)
+    for compiled in (fn, bolide.compile(fn)):
+        assert torch.autograd.grad(compiled(x).sum(), weight, allow_unused=True) == (None,)
+    with pytest.raises(bolide.Unsupported, match="linearize takes tensors that require grad for constants"):
+        bolide.compile(fn, fullgraph=True)(x)
