@@ -204,6 +204,7 @@ class TeamWriter(RegionWriter):
         """What a thread does: its iteration of the grid, or `width` neighbouring ones. Where addresses are not aligned,
         one by one."""
         b = self.b
+        self.r.push()
         digits = self._digits(teams, extents) if region.axes else []
         places = {axis.name: digit for axis, digit in zip(region.axes, digits)}
         if width == 1:
@@ -212,6 +213,7 @@ class TeamWriter(RegionWriter):
             axis = region.axes[-1]
             first = places.pop(axis.name) * width
             self.iteration(places, lambda: self._neighbours(Loop(axis, region.body), first, width))
+        self.r.pop()
         b.do("ret void")
 
     def _neighbours(self, loop: Loop, first: Value, width: int) -> None:
