@@ -27,7 +27,7 @@ EXACT = frozenset(
 #: Give a NaN only as the processor's arithmetic does: an operand's, or its own, whose lower half is zero. The C library
 #: and Sleef do not.
 ARITHMETIC = EXACT | math32.INLINE.keys()
-ARITHMETIC |= {"add", "sub", "mul", "product", "div", "fma", "sqrt", "rsqrt", "recip", "erf_plus_1"}
+ARITHMETIC |= {"add", "sub", "mul", "product", "quotient", "div", "fma", "sqrt", "rsqrt", "recip", "erf_plus_1"}
 
 
 class Dependences:

@@ -293,6 +293,7 @@ INSTRUCTIONS: dict[str, Callable[..., Value]] = {
     "sub": lambda dtype, a, b: a - b,
     "mul": lambda dtype, a, b: a * b,
     "product": lambda dtype, a, b: a * b,
+    "quotient": lambda dtype, a, b: math32.quotient(a, b),
     "and": lambda dtype, a, b: a & b,
     "or": lambda dtype, a, b: a | b,
     "xor": lambda dtype, a, b: a ^ b,

@@ -61,14 +61,18 @@ TANH_SMALL = (
     -0.006169613916426897,
 )
 LOG2_E = 1.4426950408889634
+EXP_MOST = 88.72283172607422  # the largest number whose power of e is finite, and y, which is rounded, below 128
 LN2_HIGH = 0.693145751953125  # 15 bits: n * LN2_HIGH is exact for |n| < 512
 LN2_LOW = 1.428606765330187e-06
 
 
 def quotient(a: Operand, d: Value) -> Value:
-    """a / d, where d is between 2^-126 and 2^126 or a is 1; on a GPU by its approximation, 2 ulp."""
+    """a / d; of float32 on a GPU 2 ulp: the product with its approximation of 1 / d."""
     b = d.b
-    return b.binary("fdiv afn" if b.target.triple else "fdiv", b.like(a, d), d)
+    if not b.target.triple or d.scalar != "float":
+        return b.like(a, d) / d
+    inverse = b.binary("fdiv afn", b.like(1.0, d), d)
+    return inverse if a == 1.0 else inverse * a
 
 
 def horner(x: Value, coefficients: tuple[float, ...]) -> Value:
@@ -104,6 +108,8 @@ def _scaled(value: Value, n: Value) -> Value:
 def clamp(x: Value, low: float, high: float) -> Value:
     """x limited to [low, high]; NaN stays NaN."""
     b = x.b
+    if b.target.triple and x.scalar == "float":  # an instruction each
+        return b.intrinsic("minimum", b.intrinsic("maximum", x, b.like(low, x)), b.like(high, x))
     x = b.select(b.compare("fcmp olt", x, low), low, x)
     return b.select(b.compare("fcmp ogt", x, high), high, x)
 
@@ -121,8 +127,20 @@ def _exp_scaled(n: Value, r: Value) -> Value:
 
 
 def exp(x: Value) -> Value:
-    """e^x; 1.04 ulp, also where the result is subnormal."""
+    """e^x; 1.04 ulp, also where the result is subnormal. (On a GPU 1 ulp, and that of its 2^x.)"""
+    if x.b.target.triple:
+        result = _exp_by_exp2(clamp(x, -104.0, EXP_MOST))
+        return x.b.select(x.b.compare("fcmp ogt", x, EXP_MOST), math.inf, result)
     return _exp_scaled(*_reduce_exp(clamp(x, -104.0, 89.0)))
+
+
+def _exp_by_exp2(x: Value) -> Value:
+    """e^x = 2^y (1 + rest), where y is x log2 e, and rest what rounding has lost of it; -104 <= x <= `EXP_MOST`."""
+    b = x.b
+    y = x * LOG2_E
+    rest = b.fma(x, LOG2_E - to_float32(LOG2_E), b.fma(x, LOG2_E, -y))
+    power = b.intrinsic("exp2", y)
+    return b.fma(power, rest * math.log(2), power)
 
 
 def expm1(x: Value) -> Value:
@@ -192,7 +210,7 @@ def log1p(x: Value) -> Value:
     scale = _power_of_two(-b.convert("fptosi", clamp(e, -126.0, 126.0), "i32"))
     f_low = lost * scale
     tail = _log1p_tail(f)
-    low = b.fma(e, LN2_LOW, tail + quotient(f_low, f + 1.0))
+    low = b.fma(e, LN2_LOW, tail + f_low / (f + 1.0))
     result = log_specials(u, b.fma(e, LN2_HIGH, f + low))
     # Tiny x (also -0.0) is its own log1p.
     return b.select(b.compare("fcmp olt", b.intrinsic("fabs", x), 2.0**-25), x, result)
@@ -229,7 +247,9 @@ def tanh(x: Value) -> Value:
     size = b.intrinsic("fabs", x)
     is_large = b.compare("fcmp ogt", size, 0.55)
     size = b.select(b.compare("fcmp ogt", size, 10.0), 10.0, size)
-    large = 1.0 - quotient(2.0, _exp_scaled(*_reduce_exp(size + size)) + 1.0)
+    twice = size + size
+    grown = _exp_by_exp2(twice) if b.target.triple else _exp_scaled(*_reduce_exp(twice))
+    large = 1.0 - quotient(2.0, grown + 1.0)
     return b.intrinsic("copysign", b.select(is_large, large, small), x)
 
 

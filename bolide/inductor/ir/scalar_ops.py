@@ -77,6 +77,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "mul": ScalarOp(2, torch.mul, "*"),
     "product": ScalarOp(2, torch.mul, of_floats=True),  # need not be rounded before it is added to a sum
     "div": ScalarOp(2, torch.div, "/", work=4, instructions=4),
+    "quotient": ScalarOp(2, torch.div, of_floats=True, work=4, instructions=4),  # may be a product with the reciprocal
     "floordiv": ScalarOp(2, functools.partial(torch.div, rounding_mode="floor"), work=4, instructions=80),
     "truncdiv": ScalarOp(2, functools.partial(torch.div, rounding_mode="trunc"), work=4),
     "mod": ScalarOp(2, torch.remainder, work=4, instructions=80),

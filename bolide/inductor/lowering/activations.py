@@ -177,7 +177,7 @@ def shrink_backward(g: Node, x: Node, lambd: float) -> Node:
 
 #: those that are a single expression
 _FORMULAS: dict[str, Callable[..., Node]] = {
-    "silu": lambda x: sc.div(x, sc.add(sc.exp(sc.neg(x)), 1.0)),
+    "silu": lambda x: sc.quotient(x, sc.add(sc.exp(sc.neg(x)), 1.0)),
     "mish": lambda x: sc.mul(x, _mish_tanh(x)),
     "tanh_backward": lambda g, out: sc.mul(g, sc.fma(sc.neg(out), out, 1.0)),
     "sigmoid_backward": lambda g, out: sc.mul(sc.mul(g, sc.sub(1.0, out)), out),

@@ -188,6 +188,12 @@ def div(a: Scalar, b: Scalar) -> Node:
     return a if _is(b, 1) else binary("div", a, b)
 
 
+def quotient(a: Scalar, b: Scalar) -> Node:
+    """a / b of floats where the last bit of it is not what a user asked for."""
+    a, b = _alike(a, b)
+    return binary("quotient", a, b)
+
+
 def mod(a: Node, b: Node) -> Node:
     """The rest of the division of integers that is rounded to minus infinity; `b` is a constant other than 0."""
     return _folded(operator.mod, a, b) or binary("mod", a, b)

@@ -46,8 +46,8 @@ def _softmax(safe: bool, ctx: Lowering, x: TensorValue, dim: int, *_: object, **
     total = summed(ctx, power, reduced_dims(x, dim), power.load, compute, True, "sum")
 
     def body(p: Node, sum_: Node, most: Node) -> Node:
-        quotient = sc.div(p, sum_)
-        return sc.where(sc.eq(most, -torch.inf), 0.0, quotient) if safe else quotient
+        share = sc.quotient(p, sum_)
+        return sc.where(sc.eq(most, -torch.inf), 0.0, share) if safe else share
 
     return ctx.compute(shape, dtype, ctx.each(compute, body, power, total, top), hint="softmax")
 

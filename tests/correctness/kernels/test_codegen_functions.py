@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -19,13 +20,13 @@ import torch
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.functions import DOUBLE, FLOAT, inline_function
 from bolide.inductor.codegen.math_calls import MATH_CALLS
-from bolide.inductor.machine import Target, host_target
+from bolide.inductor.machine import HOPPER, Target, host_target
 from bolide.support.engine import load
 
 SEED = int(os.environ["BOLIDE_TEST_SEED"])
 BINARY = ("pow", "atan2", "hypot", "fmod", "nextafter")
 #: Largest errors in units in the last place; 1 unless named.
-FLOAT_BOUNDS = {"exp": 1.04, "expm1": 1.6, "exp2": 1.25, "tanh": 1.5, "sigmoid": 2.55, "erf": 1.1, "sin": 1.65}
+FLOAT_BOUNDS = {"exp": 1.1, "expm1": 1.6, "exp2": 1.25, "tanh": 1.7, "sigmoid": 2.8, "erf": 1.1, "sin": 1.65}
 FLOAT_BOUNDS |= {"cos": 1.65, "log2": 1.05, "log10": 1.05}
 DOUBLE_BOUNDS = {"acos": 1.2, "acosh": 2.2, "asin": 1.7, "asinh": 2.1, "atan": 1.6, "atan2": 1.6, "atanh": 1.8}
 DOUBLE_BOUNDS |= {"cosh": 1.6, "erfc": 3.6, "expm1": 1.2, "hypot": 1.05, "log2": 1.2, "pow": 1.25, "sigmoid": 2.6}
@@ -84,7 +85,7 @@ def text_of(op: str, kind: str, entry: str, target: Target) -> str:
 def compiled(op: str, kind: str) -> Callable[..., torch.Tensor]:
     """`op` of tensors."""
     host = host_target()
-    plain = Target("plain", host.cpu, host.features, 32, 0, 0, False)
+    plain = replace(HOPPER.target, cpu=host.cpu, features=host.features)  # here 2^x is the C library's
     library = load(text_of(op, kind, "void @f", plain), ["f"], host.cpu, host.features)
     call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, ctypes.c_int64)(library.addresses["f"])
 
@@ -214,8 +215,7 @@ for text in sys.stdin.read().split("====\\n"):
 
 def test_code_for_a_gpu() -> None:
     """LLVM makes PTX of all of them, without calls, and with additions that are not contracted later."""
-    gpu = Target("gpu", "sm_90", "", 32, 0, 0, False)
-    texts = [text_of(op, kind, f"ptx_kernel void @{op}_{kind}", gpu) for op, kind in CASES]
+    texts = [text_of(op, kind, f"ptx_kernel void @{op}_{kind}", HOPPER.target) for op, kind in CASES]
     given = "====\n".join(texts)
     done = subprocess.run([sys.executable, "-c", COMPILE], input=given, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

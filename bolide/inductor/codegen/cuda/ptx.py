@@ -17,7 +17,7 @@ ALLOWED = re.compile(
     r"llvm\.(?:"
     r"nvvm\.(?:read\.ptx\.sreg\.(?:tid|ctaid)\.x|shfl\.sync\.(?:bfly|idx)\.i32|bar\.warp\.sync"
     r"|barrier\.cta\.sync\.aligned\.all)"
-    r"|(?:fma|fmuladd|fabs|sqrt|floor|ceil|trunc|roundeven|copysign)\.(?:v\d+)?f(?:32|64)|(?:min|max)imum\.(?:v\d+)?f32"
+    r"|(?:fma|fmuladd|fabs|sqrt|floor|ceil|trunc|roundeven|copysign)\.(?:v\d+)?f(?:32|64)|(?:(?:min|max)imum|exp2)\.(?:v\d+)?f32"
     r"|[su](?:min|max)\.(?:v\d+)?i(?:32|64)|vector\.reduce\.or\.v\d+i1)"
 )
 _DECLARED = re.compile(r"^declare [^@]*@([\w.$]+)\(", re.MULTILINE)
