@@ -155,9 +155,10 @@ def capture_whole(
     state.stage, state.exporting = "capture", True
     try:
         surroundings = guards.global_state()
-        captured = once()
-        while history.fix(specialised(captured)):
+        with modes.unseen():  # else what records the program's calls counts as a mode around it
             captured = once()
+            while history.fix(specialised(captured)):
+                captured = once()
     finally:
         state.stage, state.exporting = None, False
     shapes.check(captured)
