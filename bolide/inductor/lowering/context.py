@@ -518,10 +518,18 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> object:
 
 
 def _on_gpu(definitions: Sequence[Definition]) -> bool:
-    """Whether a GPU has all operations of these definitions. (If not, they are left without readers.)"""
+    """Whether a GPU has all operations of these definitions, and runs them side by side. (If not, they are left without
+    readers.) Scans are libraries' there, and scatters whose points may meet, but for sums in any order."""
     from bolide.inductor.codegen.cuda.operations import supported
 
     computed = [definition for definition in definitions if isinstance(definition, (Computed, Scatter))]
+    for definition in computed:
+        if isinstance(definition, Scatter) and definition.operands:
+            ordered = definition.mode != "add" or torch.are_deterministic_algorithms_enabled()
+        else:
+            ordered = isinstance(definition, Computed) and definition.scan is not None
+        if ordered:
+            return False
     nodes = nodes_below([root for definition in computed for root in roots_of(definition)])
     return all(supported(node.op, node.src[0].dtype if node.src else node.dtype) for node in nodes)
 

@@ -301,7 +301,7 @@ def _typical(strides: list[int]) -> int:
 
 def _ordered_axes(group: Group) -> frozenset[str]:
     """Axes along which a scatter may meet the same element twice. One without operands never does (`Scatter`)."""
-    updates = [stage for stage in group.stages if stage.updates and stage.operands]
+    updates = [stage for stage in group.stages if stage.updates and stage.operands and stage.mode != "atomic_add"]
     return frozenset(name for stage in updates for name in still_axes([name for name, _ in stage.axes], stage.coords))
 
 

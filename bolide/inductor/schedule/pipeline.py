@@ -185,6 +185,8 @@ def _new_kernel(
 ) -> tuple[Schedule, Kernel]:
     device = ctx.buffers[group.stages[0].name].device
     machine = ctx.machine if device.type == ctx.machine.device else machine_for(device)
+    if machine.device == "cuda":
+        group = _with_atomics(group)
     chosen, pieces = schedule_of(group, pieces_of(group, stored, ctx.buffers), machine)
 
     def kernel_for(schedule: Schedule) -> Kernel:
@@ -192,6 +194,14 @@ def _new_kernel(
 
     schedule = chosen if tuner is None else tuner.schedule(chosen, kernel_for)
     return schedule, kernel_for(schedule)
+
+
+def _with_atomics(group: Group) -> Group:
+    """The group as a GPU runs it: points of scatters that may meet add atomically, and in any order."""
+    stages = [
+        replace(stage, mode="atomic_add") if stage.mode == "add" and stage.operands else stage for stage in group.stages
+    ]
+    return replace(group, stages=tuple(stages))
 
 
 def _outside_readers(units: list[Unit], results: list[Result]) -> dict[str, set[int]]:

@@ -26,7 +26,8 @@ class Stage:
     A plain definition has one axis per dimension and `coords` are those axes; fusion renames and splits axes, so that
     `coords` become expressions of them. Other modes, and `operands`, come from a Scatter: `coords` may
     then use ``$0, $1 …``, and the stage updates a buffer which already has contents. Mode ``any`` is of flags that only
-    checks read (`order.marks_of`): the buffer's one element is True if the value is at some point."""
+    checks read (`order.marks_of`): the buffer's one element is True if the value is at some point; ``atomic_add`` is
+    how a GPU adds where points may meet."""
 
     name: str
     dtype: torch.dtype
@@ -38,7 +39,7 @@ class Stage:
     reduce_axes: Space = ()
     position: Node | None = None
     operands: tuple[Node, ...] = ()
-    mode: Literal["define", "any"] | ScatterMode = "define"
+    mode: Literal["define", "any", "atomic_add"] | ScatterMode = "define"
     origins: tuple[str, ...] = ()
     scan: str | None = None
 
