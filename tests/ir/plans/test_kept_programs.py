@@ -14,7 +14,7 @@ import bolide
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.versions import Versions
 from bolide.dynamo.library import marks
-from bolide.inductor import saved
+from bolide.inductor.plan import codec
 from bolide.inductor.runtime.native.linking import Program, Surroundings, Written
 from bolide.saving import environment
 from bolide.support import artifacts, engine
@@ -101,7 +101,7 @@ def test_found_graphs_are_eagers(
     assert not linked
     bolide.reset()  # as in another process
     monkeypatch.setattr(Versions, "_make_once", None)
-    monkeypatch.setattr(saved, "decode", None) if function is product else None
+    monkeypatch.setattr(codec, "decode", None) if function is product else None
     run()
     assert [program.runs for program in linked] == [2] * (1 + grad)
 
