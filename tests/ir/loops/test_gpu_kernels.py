@@ -90,13 +90,15 @@ def test_pointwise_with_broadcasting() -> None:
 def test_sizes_that_change() -> None:
     n, m = Expr.var("n", 1), Expr.var("m", 1)
     i, j = var("i", n), var("j", m)
-    params = (param("y", n * m, role="out"), param("x", n * m))
-    body = grid("i", n, grid("j", m, store("y", i + j * n, op("neg", load("x", i * m + j))), kind="vector"))
+    params = (param("y", n * m, role="out"), param("x", n * m), param("z", m))
+    value = op("sub", load("z", j), load("x", i * m + j))
+    body = grid("i", n, grid("j", m, store("y", i + j * n, value), kind="vector"))
     kernel = made(params, body, sizes=("n", "m"))
     for sizes in ({"n": 5, "m": 77}, {"n": 300, "m": 3}, {"n": 1, "m": 1}):
         x = torch.randn(sizes["n"], sizes["m"])
-        y = check(kernel, {"y": torch.zeros(x.numel()), "x": x.flatten()}, sizes)["y"]
-        assert torch.equal(y, -x.T.flatten())
+        z = torch.randn(sizes["m"])
+        y = check(kernel, {"y": torch.zeros(x.numel()), "x": x.flatten(), "z": z}, sizes)["y"]
+        assert torch.equal(y, (z - x).T.flatten())
 
 
 def softmax(rows: int, columns: int, team: int, kept: bool) -> Kernel:
