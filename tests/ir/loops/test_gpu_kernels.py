@@ -183,6 +183,17 @@ def test_sum_of_all_in_two_regions(team: int) -> None:
     torch.testing.assert_close(y[0], x.sum())
 
 
+def test_only_regions_that_have_something_to_share_have_teams() -> None:
+    i, j, n = var("i", 20), var("j", 64), var("n", 500)
+    filled = grid("n", 500, store("filled", n, const(1.0)), kind="vector")
+    sums = (Init("s", "sum", f32), shared("j", 64, Update("s", load("x", i * 64 + j))), store("sums", i, acc("s")))
+    params = (param("filled", 500, role="out"), param("sums", 20, role="out"), param("x", 1280))
+    kernel = made(params, filled, grid("i", 20, *sums), team=32)
+    _, (launches,) = gpu_module([kernel], HOPPER)
+    assert [(launch.team, launch.teams.value) for launch in launches] == [(1, 125), (32, 20)]
+    check(kernel, {"filled": torch.zeros(500), "sums": torch.zeros(20), "x": torch.randn(1280)})
+
+
 @pytest.mark.parametrize("which", ["argmax", "argmin"])
 @pytest.mark.parametrize("team", TEAMS)
 def test_position_of_the_best(team: int, which: str) -> None:

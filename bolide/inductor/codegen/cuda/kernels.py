@@ -24,7 +24,7 @@ from bolide.inductor.codegen.scope import fits, integer_atom
 from bolide.inductor.codegen.statements import RegionWriter
 from bolide.inductor.ir.definitions import volume
 from bolide.inductor.ir.loops import Axis, Init, Kernel, Local, Loop, Node, Stmt, Store, Update
-from bolide.inductor.ir.walks import loads_of, nodes_below, roots_in, roots_of
+from bolide.inductor.ir.walks import loads_of, nodes_below, roots_in, roots_of, statements
 from bolide.inductor.machine import Machine
 from bolide.symbolic import Expr
 from bolide.symbolic.expr import Atom
@@ -62,7 +62,8 @@ def gpu_module(kernels: Sequence[Kernel], machine: Machine) -> tuple[str, list[t
         dependences = Dependences(kernel)
         made = []
         for place, region in enumerate(regions_of(kernel.body, f"k{number}")):
-            writer = TeamWriter(kernel, dependences, machine, declarations, f"k{number}_{place}")
+            size = kernel.team if _has_teams(region.body) else 1
+            writer = TeamWriter(kernel, dependences, machine, declarations, f"k{number}_{place}", size)
             text, launch = writer.entry(region)
             functions.append(text)
             made.append(launch)
@@ -128,8 +129,15 @@ class TeamWriter(RegionWriter):
     r: ThreadValues
 
     def __init__(
-        self, kernel: Kernel, dependences: Dependences, machine: Machine, declarations: dict[str, str], symbol: str
+        self,
+        kernel: Kernel,
+        dependences: Dependences,
+        machine: Machine,
+        declarations: dict[str, str],
+        symbol: str,
+        size: int,
     ) -> None:
+        """`size`: the threads of a team."""
         super().__init__(kernel, dependences, machine, declarations)
         self.levels = 1
         self.symbol, self.written = symbol, dependences.written
@@ -137,7 +145,6 @@ class TeamWriter(RegionWriter):
         self.axes: list[Axis] = []  # of the loops around
         self.in_parts: set[str] = set()  # accumulators of which each thread has a part
         self.is_apart = False  # whether each thread is at an iteration of its own
-        size = kernel.team
         self.per_block = BLOCK if size == 1 else _warps(kernel) if size == WARP else 1
         b = self.b
         block, thread = (b.convert("zext", special(b, name), "i64") for name in ("ctaid.x", "tid.x"))
@@ -181,11 +188,10 @@ class TeamWriter(RegionWriter):
             self._region(region, teams, extents, width)
         kinds = ["ptr"] * len(kernel.params) + ["i64"] * len(kernel.sizes)
         params = ", ".join(f"{kind} %a{position}" for position, kind in enumerate(kinds))
-        head = (
-            f'define ptx_kernel void @{self.symbol}({params}) nounwind "nvvm.maxntid"="{self.per_block * kernel.team}"'
-        )
+        threads = self.per_block * self.team.size
+        head = f'define ptx_kernel void @{self.symbol}({params}) nounwind "nvvm.maxntid"="{threads}"'
         text = "\n".join((f"{head} {{", "entry:", *b.lines, "}"))
-        return text, Launch(self.symbol, teams, kernel.team, self.per_block)
+        return text, Launch(self.symbol, teams, self.team.size, self.per_block)
 
     def _if_aligned(self, addresses: Sequence[Value], at: int, fast: str) -> None:
         """Puts in place of the jump to `fast` one to here where addresses are not as it takes them to be."""
@@ -444,6 +450,10 @@ def _warps(kernel: Kernel) -> int:
     """Teams of a block, each a warp: one, if it is to have all of the block's scratch memory."""
     scratch = sum([(local.numel.bounds()[1] or 0) * local.dtype.itemsize for local in kernel.locals])
     return WARPS if WARPS * scratch <= SHARED else 1
+
+
+def _has_teams(body: Iterable[Stmt]) -> bool:
+    return any(isinstance(statement, Loop) and statement.axis.bound == "team" for statement in statements(body))
 
 
 def _outside_teams(body: Iterable[Stmt]) -> Iterator[Stmt]:
