@@ -1,5 +1,5 @@
 """Functions of float64 as arithmetic alone, with all special values. Bounds in the docstrings are largest errors that
-were seen, in units in the last place (ulp); ``tests/correctness/kernels/test_codegen_functions.py`` sweeps them.
+were seen, in units in the last place (ulp); ``tests/ir/loops/test_gpu_functions.py`` sweeps them.
 
 Every function takes and gives values of scalar type ``double``. A *pair* is the sum of two numbers, the second of which
 is at most half a unit of the first.
