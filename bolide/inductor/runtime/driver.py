@@ -258,7 +258,12 @@ def _empty_on(device: torch.device) -> Callable[..., torch.Tensor]:
     if device == CPU:
         return _empty_strided_cpu
 
+    fast, current = torch._C._dynamo.guards._empty_strided_cuda, torch._C._cuda_getDevice  # type: ignore[attr-defined]
+
     def empty(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if current() == device.index:
+            made: torch.Tensor = fast(size, stride, dtype)
+            return made
         return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
     return empty
