@@ -354,6 +354,7 @@ class _Attempt:
         values that are live."""
         machine = self.machine
         before = machine.modes.before = modes.settings()
+        around_it = modes.functions_around()
         if self.calls is not None:
             self.calls.around = functools.partial(around, machine)
         result: object
@@ -361,7 +362,7 @@ class _Attempt:
         # modes are left in the reverse order
         with self.trace.recording(), self.calls or contextlib.nullcontext(), _native_state(machine):
             entered = modes.stacks()
-            self.modes_around = enter_around(machine)
+            self.modes_around = enter_around(machine, around_it)
             self.start(machine)
             if machine.run(stop):
                 result = machine.frames[0].stack.pop()

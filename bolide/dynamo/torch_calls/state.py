@@ -195,10 +195,10 @@ def _stand_in(vm: Machine, mode: object) -> TorchFunctionMode:
 FunctionModes.stand_in = staticmethod(_stand_in)  # type: ignore[assignment]
 
 
-def enter_around(vm: Machine) -> list[object]:
+def enter_around(vm: Machine, around: Iterable[TorchFunctionMode]) -> list[object]:
     """The modes around the program are those that it begins with, which are guarded; their number is a part of the
     global state."""
-    active = vm.modes.functions.active = [_around(vm, *item) for item in enumerate(modes.functions_around())]
+    active = vm.modes.functions.active = [_around(vm, *item) for item in enumerate(around)]
     return active
 
 
