@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import queue
+import random
 import select
 import subprocess
 import sys
@@ -174,6 +175,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=240, help="seconds in all")
     parser.add_argument("--only", nargs="+", default=[], help="checks whose name contains one of these")
     parser.add_argument("--without", nargs="+", default=[], help="checks whose name contains none of these")
+    parser.add_argument("--count", type=int, help="so many of them, drawn by the seed")
     parser.add_argument("--report", type=Path, help="a file for all outcomes, as JSON")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -188,9 +190,13 @@ def main() -> None:
     if names is None:
         sys.exit(first.ask("", 1).text)
     tasks: queue.Queue[str] = queue.Queue()
-    for name in names:
-        if any(word in name for word in args.only or [""]) and not any(word in name for word in args.without):
-            tasks.put(name)
+    wanted = [
+        name
+        for name in names
+        if any(word in name for word in args.only or [""]) and not any(word in name for word in args.without)
+    ]
+    for name in random.Random(args.seed).sample(wanted, args.count) if args.count else wanted:
+        tasks.put(name)
     outcomes: list[Outcome] = []
     threads = [threading.Thread(target=work, args=(tasks, args, end, outcomes)) for _ in range(args.jobs)]
     for thread in threads:
@@ -200,6 +206,7 @@ def main() -> None:
     if args.report:
         args.report.write_text(json.dumps([vars(o) for o in outcomes], indent=1))
     report(outcomes, tasks.qsize())
+    sys.exit(any(not outcome.ok for outcome in outcomes))
 
 
 if __name__ == "__main__":
