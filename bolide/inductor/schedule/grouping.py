@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from bolide.inductor.ir.definitions import Extern, Program, WriteBack
 from bolide.inductor.schedule.fuse import fuse
-from bolide.inductor.schedule.order import checked_only, marks_of
+from bolide.inductor.schedule.order import Lifetimes, checked_only, marks_of
 from bolide.inductor.schedule.stages import (
     Group,
     Refusal,
@@ -32,13 +32,14 @@ MOST_STEPS = 1 << 10  # edges that are followed from either of two groups before
 class _Vertex:
     """A unit in the dependence graph. `needs` and `needed_by`: vertices that must run before and behind it, direct
     ones, as they were then (`_Graph.found` tells what became of them). `place`: where it stands in the order; `last`:
-    the place in the program of the last thing it does; `into`: the vertex that it was joined with."""
+    the place in the program of the last thing it does; `wave`: see `Lifetimes`; `into`: what it was joined with."""
 
     unit: Unit
     reads: set[str]
     needs: set[int]
     place: int
     last: int
+    wave: int
     needed_by: set[int] = field(default_factory=set)
     into: int | None = None
 
@@ -49,6 +50,7 @@ class _Graph:
     vertex that tells or checks a size, which all later ones come after."""
 
     ctx: Scheduling
+    times: Lifetimes
     vertices: list[_Vertex] = field(default_factory=list)
     maker: dict[str, int] = field(default_factory=dict)
     readers: dict[str, list[int]] = field(default_factory=dict)
@@ -65,12 +67,12 @@ class _Graph:
         return last
 
 
-def group(program: Program, ctx: Scheduling, fusion: bool) -> list[Unit]:
+def group(program: Program, ctx: Scheduling, times: Lifetimes, fusion: bool) -> list[Unit]:
     """The units of a program, in a valid order of execution."""
     writes = [definition for definition in program.definitions if isinstance(definition, WriteBack)]
     written = {write.source.buffer: write.target for write in writes}
     marks = marks_of(program)
-    graph = _Graph(ctx, apart=checked_only(program), written=written)
+    graph = _Graph(ctx, times, apart=checked_only(program), written=written)
     for definition in program.definitions:
         unit: Unit
         if isinstance(definition, (Extern, WriteBack)):
@@ -96,7 +98,7 @@ def _add(graph: _Graph, unit: Unit, fusion: bool) -> None:
     if graph.barrier is not None:
         needs.add(graph.barrier)
     needs = {graph.found(need) for need in needs}
-    graph.vertices.append(_Vertex(unit, names, needs, index, index))
+    graph.vertices.append(_Vertex(unit, names, needs, index, index, graph.times.wave_of(unit)))
     for need in needs:
         graph.vertices[need].needed_by.add(index)
     for name in names:
@@ -126,7 +128,8 @@ def _join_with_earlier(graph: _Graph, index: int) -> None:
             continue
         first, second = (mine, vertex) if current in map(graph.found, vertex.needs) else (vertex, mine)
         assert isinstance(first.unit, Group) and isinstance(second.unit, Group)
-        joined = fuse(first.unit, second.unit, graph.ctx)
+        more = _wasted(graph, vertex, mine)
+        joined = f"{more} more bytes would live until then" if more else fuse(first.unit, second.unit, graph.ctx)
         if isinstance(joined, str):
             graph.ctx.refusals.append(Refusal(first.unit.stages[-1].name, second.unit.stages[-1].name, joined))
             continue
@@ -134,6 +137,14 @@ def _join_with_earlier(graph: _Graph, index: int) -> None:
         for moved, place in places.items():
             vertices[moved].place = place
         current = candidate
+
+
+def _wasted(graph: _Graph, one: _Vertex, other: _Vertex) -> int:
+    """How many more bytes live if one of them waits for the other one, which can run in a later wave only."""
+    early, late = (one, other) if one.wave <= other.wave else (other, one)
+    if early.wave == late.wave:
+        return 0
+    return graph.times.wasted(early.reads, unit_writes(early.unit), late.wave)
 
 
 def _is_apart(graph: _Graph, unit: Unit) -> bool:
@@ -193,6 +204,7 @@ def _replace(graph: _Graph, kept: int, gone: int, unit: Group) -> None:
     new.needs = {graph.found(need) for need in new.needs | old.needs} - {kept}
     new.needed_by |= old.needed_by
     new.last = max(new.last, old.last)
+    new.wave = max(new.wave, old.wave)
 
 
 def _ordered(graph: _Graph) -> list[Unit]:

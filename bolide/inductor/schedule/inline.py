@@ -3,7 +3,7 @@ nothing needs is dropped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import torch
@@ -36,6 +36,7 @@ from bolide.inductor.ir.walks import (
     writes,
 )
 from bolide.inductor.machine import Machine
+from bolide.inductor.schedule.order import Lifetimes, lifetimes_of
 from bolide.symbolic import Expr
 
 #: (producer, coordinates, their operands) -> value
@@ -56,17 +57,18 @@ def prune(program: Program) -> Program:
     return replace(program, definitions=kept[::-1])
 
 
-def inline(program: Program, machine: Machine) -> Program:
-    """The program with cheap or singly read pointwise definitions substituted into their readers."""
+def inline(program: Program, machine: Machine, static: Collection[str] = ()) -> Program:
+    """The program with cheap or singly read pointwise definitions substituted into their readers. `static`: inputs
+    whose memory lives anyway."""
     for _ in range(ROUNDS):
         inlined: dict[str, Computed] = {}
-        program = prune(_round(program, inlined, machine))
+        program = prune(_round(program, inlined, machine, lifetimes_of(program, static)))
         if not inlined:
             break
     return program
 
 
-def _round(program: Program, inlined: dict[str, Computed], machine: Machine) -> Program:
+def _round(program: Program, inlined: dict[str, Computed], machine: Machine, times: Lifetimes) -> Program:
     fixed = _kept_in_memory(program)
     readers = readers_of(program.definitions)
     values: Inlined = {}
@@ -75,7 +77,8 @@ def _round(program: Program, inlined: dict[str, Computed], machine: Machine) -> 
         if isinstance(definition, (Computed, Scatter)):
             definition = _with_inlined(definition, inlined, values)
             given = readers.get(definition.name, [])
-            if isinstance(definition, Computed) and definition.name not in fixed and _worth(definition, given, machine):
+            free = definition.name not in fixed
+            if free and isinstance(definition, Computed) and _worth(definition, given, machine, times):
                 inlined[definition.name] = definition
         done.append(definition)
     return replace(program, definitions=done)
@@ -94,8 +97,9 @@ def _kept_in_memory(program: Program) -> frozenset[str]:
     return frozenset(kept)
 
 
-def _worth(definition: Computed, readers: list[Definition], machine: Machine) -> bool:
-    """Whether readers compute the definition themselves."""
+def _worth(definition: Computed, readers: list[Definition], machine: Machine, times: Lifetimes) -> bool:
+    """Whether readers compute the definition themselves. If they run later, what it is made of lives longer for that:
+    it may not be twice as large."""
     if definition.reduce_op is not None:
         return False
     ops = [node.op for node in nodes_below((definition.value,))]
@@ -107,6 +111,9 @@ def _worth(definition: Computed, readers: list[Definition], machine: Machine) ->
         return False
     again = sum([number for number, _ in points]) > 1
     expands = any(_iterations(reader) is not volume(definition.shape) for reader in readers)
+    later = times.last.get(definition.name, 0)
+    if later > times.wave[definition.name] and times.wasted(reads(definition), (definition.name,), later) > 0:
+        return False
     if loads <= 1 and work <= machine.free_work:
         return True
     if len(readers) == 1:

@@ -1,22 +1,102 @@
-"""The order of execution, chosen for less memory: neighbours change places where that lowers the peak of the two.
+"""The order of execution, chosen for less memory, and how long buffers live.
 
-The typical case: of the two products of a linear layer's backward, the weight's gradient goes first, because the
-activation that it reads dies with it.
+What frees more memory than it takes runs as soon as it can; then neighbours change places where that lowers the peak of
+the two. The typical case: of the two products of a linear layer's backward, the weight's gradient goes first, because
+the activation that it reads dies with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 
-from bolide.inductor.ir.definitions import Computed, Definition, Extern, Program, WriteBack, volume
-from bolide.inductor.ir.walks import is_impure, may_raise, readers_of, reads, viewed, writes
+from bolide.inductor.ir.definitions import Computed, Definition, Element, Extern, Program, WriteBack, volume
+from bolide.inductor.ir.walks import (
+    is_impure,
+    is_indirect,
+    loads_of,
+    may_raise,
+    readers_of,
+    reads,
+    roots_of,
+    viewed,
+    writes,
+)
 from bolide.inductor.lowering.indexing import check_index
 from bolide.inductor.runtime.externs import WRITING
-from bolide.inductor.schedule.stages import Buffer, Group, Scheduling, Unit, unit_reads, unit_writes
+from bolide.inductor.schedule.stages import Group, Unit, unit_reads, unit_writes
 from bolide.tracing.traits import traits_of
 
 ROUNDS = 3
+
+
+# ---- what lives how long --------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Lifetimes:
+    """How long buffers must live, as far as it follows from the program, whatever is fused. Time is counted in *waves*:
+    how often, on the way from the inputs, something must lie in memory before the next can begin (a call, a scatter,
+    reads of what lies around a point). `wave`: of what makes a buffer; `last`: of its last reader; `size`: its bytes,
+    with sizes as they were seen; `kept`: buffers that live anyway."""
+
+    wave: dict[str, int] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)
+    size: dict[str, int] = field(default_factory=dict)
+    kept: frozenset[str] = frozenset()
+
+    def wave_of(self, unit: Unit) -> int:
+        """When a unit can run."""
+        names = (*unit_reads(unit), *unit_writes(unit))
+        return max([self.wave[name] for name in names if name in self.wave], default=0)
+
+    def wasted(self, read: Iterable[str], made: Iterable[str], wave: int) -> int:
+        """How many more bytes live until that time if what is `made` of buffers is not made before it; 0 unless these
+        are twice as many as those."""
+        held = [name for name in read if name not in self.kept and self.last.get(name, 0) < wave]
+        longer, shorter = (sum([self.size[name] for name in names]) for names in (held, made))
+        return longer - shorter if longer >= 2 * shorter else 0
+
+
+def lifetimes_of(program: Program, static: Collection[str]) -> Lifetimes:
+    """`static`: inputs that live anyway, as results do."""
+    times = Lifetimes(kept=frozenset(static) | viewed(program.results))
+    for name, (dtype, shape, _) in program.buffers().items():
+        times.size[name] = volume(shape).evaluate(program.size_vars) * dtype.itemsize
+    elements = [_elements(definition) for definition in program.definitions]
+    points = Counter([element.buffer for read in elements for element in read])
+    computed: set[str] = set()
+    for definition, read in zip(program.definitions, elements):
+        names = reads(definition)
+        wave = max([times.wave.get(name, 0) for name in names], default=0)
+        if isinstance(definition, Computed):
+            # what is read at one point alone is inlined
+            shifted = [element.buffer for element, elsewhere in read.items() if elsewhere]
+            wave = max([wave, *[times.wave[name] + 1 for name in shifted if name in computed and points[name] > 1]])
+            computed.add(definition.name)
+        else:
+            wave += 1
+        for name in writes(definition):
+            times.wave[name] = wave
+        for name in names:
+            times.last[name] = max(wave, times.last.get(name, 0))
+    return times
+
+
+def _elements(definition: Definition) -> dict[Element, bool]:
+    """What a definition reads of each buffer, and whether that is elsewhere than at the point that is computed: what is
+    computed for every point in turn cannot be read so in the same pass."""
+    if not isinstance(definition, Computed):
+        return {}
+    loads = loads_of(roots_of(definition))
+    return {
+        load.arg: is_indirect(load) or load.arg.masked or any(coord.offset for coord in load.arg.coords if coord.terms)
+        for load in loads
+    }
+
+
+# ---- the order of units ---------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -29,13 +109,10 @@ class _Uses:
     fixed: bool  # an effect on the world (random state, an input): keeps its place
 
 
-def order_for_memory(units: list[Unit], ctx: Scheduling, kept: Collection[str]) -> list[Unit]:
-    """The units in an order that is valid and needs no more memory. `kept`: buffers that are never given back (results,
-    and inputs that live anyway)."""
-    known = {name: _bytes(buffer) for name, buffer in ctx.buffers.items()}
-    held = {*kept, *viewed(ctx.results)}
-    items = [(unit, _uses(unit, known)) for unit in units]
-    least = ctx.machine.fewest_bytes
+def order_for_memory(units: list[Unit], times: Lifetimes, least: int) -> list[Unit]:
+    """The units in an order that is valid and needs no more memory. Neighbours change places for `least` bytes."""
+    known, held = times.size, times.kept
+    items = _freed_early([(unit, _uses(unit, known)) for unit in units], held, known)
     for _ in range(ROUNDS):
         readers = {name: i for i, (_, uses) in enumerate(items) for name in uses.reads}  # the last ones
         changed = False
@@ -52,6 +129,34 @@ def order_for_memory(units: list[Unit], ctx: Scheduling, kept: Collection[str]) 
     return [unit for unit, _ in items]
 
 
+def _freed_early(
+    items: list[tuple[Unit, _Uses]], held: Collection[str], known: dict[str, int]
+) -> list[tuple[Unit, _Uses]]:
+    """The units with those that free more than they take as soon as they can run, but for new values of inputs, which
+    come after all that reads the old ones. Nothing passes what keeps its place."""
+    written = {unit.source.buffer for unit, _ in items if isinstance(unit, WriteBack)}
+    readers: dict[str, list[int]] = {}
+    makers: dict[str, int] = {}
+    for at, (_, uses) in enumerate(items):
+        for name in uses.reads:
+            readers.setdefault(name, []).append(at)
+    places: list[int] = []  # behind which unit each one runs
+    barrier = -1
+    for at, (_, uses) in enumerate(items):
+        dying = [name for name in uses.reads if readers[name][-1] == at and name not in held]
+        place = at
+        if uses.fixed:
+            barrier = at
+        elif written.isdisjoint(uses.writes) and sum([known.get(name, 0) for name in dying]) > uses.takes:
+            before = [makers[name] for name in uses.reads if name in makers]
+            before += [reader for name in dying for reader in readers[name][:-1]]
+            place = max([barrier, *[places[unit] for unit in before]])
+        places.append(place)
+        makers.update(dict.fromkeys(uses.writes, at))
+    order = sorted(range(len(items)), key=lambda at: (places[at], at))
+    return [items[at] for at in order]
+
+
 def _uses(unit: Unit, known: dict[str, int]) -> _Uses:
     reads, writes = frozenset(unit_reads(unit)), frozenset(unit_writes(unit))
     updates = isinstance(unit, Group) and any(stage.updates for stage in unit.stages)
@@ -64,7 +169,9 @@ def _independent(first: _Uses, second: _Uses) -> bool:
     return not (first.fixed or second.fixed or conflict)
 
 
-def _gain(first: _Uses, second: _Uses, at: int, readers: dict[str, int], held: set[str], known: dict[str, int]) -> int:
+def _gain(
+    first: _Uses, second: _Uses, at: int, readers: dict[str, int], held: Collection[str], known: dict[str, int]
+) -> int:
     """By how many bytes the peak of the two units is lower when the second one runs first."""
     dying = {name for name in first.reads | second.reads if readers[name] in (at, at + 1) and name not in held}
     only_first = sum(known.get(name, 0) for name in dying & first.reads - second.reads)
@@ -72,12 +179,6 @@ def _gain(first: _Uses, second: _Uses, at: int, readers: dict[str, int], held: s
     as_it_is = max(first.takes, first.takes - only_first + second.takes)
     swapped = max(second.takes, second.takes - only_second + first.takes)
     return as_it_is - swapped
-
-
-def _bytes(buffer: Buffer) -> int:
-    """The size of a buffer; 0 where it is symbolic, so that such buffers decide nothing."""
-    count = volume(buffer.shape)
-    return count.value * buffer.dtype.itemsize if count.is_const else 0
 
 
 # ---- what may raise comes first -------------------------------------------------------------------------------------

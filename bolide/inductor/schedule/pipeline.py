@@ -21,7 +21,7 @@ from bolide.inductor.schedule.inline import inline, prune
 from bolide.inductor.schedule.layouts import Homes, decide_layouts, find_homes, settle
 from bolide.inductor.schedule.loop_writer import kernel_of, pieces_of, schedule_of
 from bolide.inductor.schedule.nest import Schedule
-from bolide.inductor.schedule.order import checks_first, order_for_memory, writes_late
+from bolide.inductor.schedule.order import checks_first, lifetimes_of, order_for_memory, writes_late
 from bolide.inductor.schedule.products import Choose, Way, accumulate_products, choose_libraries
 from bolide.inductor.schedule.split import split_reductions, split_scatters, update_in_place
 from bolide.inductor.schedule.stages import Group, Refusal, Scheduling, Unit, description_of, unit_reads
@@ -42,13 +42,14 @@ class Scheduled:
 
 
 def program_passes(
-    machine: Machine, fusion: bool, choose: Choose | None = None
+    machine: Machine, fusion: bool, static: Collection[str] = (), choose: Choose | None = None
 ) -> dict[str, Callable[[Program], Program]]:
-    """The passes over a program by name, in order. `choose` chooses libraries."""
+    """The passes over a program by name, in order. `static`: inputs whose memory lives anyway. `choose` chooses
+    libraries."""
     passes: dict[str, Callable[[Program], Program]] = {
         "prune": prune,
         "accumulate": accumulate_products,
-        "inline": partial(inline, machine=machine),
+        "inline": partial(inline, machine=machine, static=static),
         "split": partial(split_reductions, machine=machine),
         "split scatters": partial(split_scatters, machine=machine),
         "libraries": partial(choose_libraries, machine=machine, choose=choose),
@@ -119,15 +120,16 @@ def _scheduled(
     inputs."""
     seconds = job.seconds
     choose = None if job.tuner is None else job.tuner.library
-    for name, run in program_passes(job.machine, config.fusion, choose).items():
+    for name, run in program_passes(job.machine, config.fusion, static, choose).items():
         with timed(seconds, name):
             program = run(program)
     with timed(seconds, "layouts"):
         ctx = Scheduling(program.results, decide_layouts(program), job.machine, job.refusals)
     with timed(seconds, "group"):
-        units = group(program, ctx, config.fusion)
+        times = lifetimes_of(program, static)
+        units = group(program, ctx, times, config.fusion)
     with timed(seconds, "order"):
-        units = order_for_memory(units, ctx, static)
+        units = order_for_memory(units, times, job.machine.fewest_bytes)
     blocks = {id(unit): _blocks(job, unit) for unit in units if isinstance(unit, Extern)}
     with timed(seconds, "emit"):
         writer = StepWriter(ctx, inputs, program.inputs, job.kernels, job.objects)

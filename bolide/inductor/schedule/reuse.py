@@ -90,8 +90,9 @@ def _reuse(steps: list[Step], position: int, kernel: Kernel, dying: list[str], b
         if isinstance(step, Alloc) and step.name in used_names(launch):
             alike = [name for name in dying if buffers[name] == buffers[step.name]]
             uses = uses or (_uses(kernel, launch.arguments) if alike else {})
-            chosen = next((name for name in alike if _harmless(uses.get(name, []), uses.get(step.name, []))), None)
-            if chosen is not None:
+            fitting = [name for name in alike if _harmless(uses.get(name, []), uses.get(step.name, []))]
+            if fitting:  # what is stored before this may take the memory of what is loaded before
+                chosen = max(fitting, key=lambda name: max([use.positions for use in uses.get(name, [])], default=()))
                 steps[before] = Reuse(step.name, chosen)
                 dying.remove(chosen)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import bolide
-from bolide.inductor.plan import Call, Reuse, used_names
+from bolide.inductor.plan import Call, Free, Plan, Reuse, View, defined_names, used_names
+from bolide.inductor.plan.steps import types_of
 from bolide.support import events
 from tests.schedule_tools import check
 
@@ -84,3 +88,67 @@ def test_the_gradient_of_a_weight_comes_before_that_of_the_input():
     activation = next(i for i, names in enumerate(reads) if "addmm" in names)
     weight = next(i for i, names in enumerate(reads) if "_1_weight" in names)
     assert activation < weight, reads
+
+
+# ---- what lives how long --------------------------------------------------------------------------------------------
+
+
+def most_bytes(plan: Plan) -> int:
+    """The most that lives at one time, inputs included, in bytes."""
+    types = types_of([*plan.inputs, *plan.constants], plan.steps)
+    size = {name: math.prod(extent.value for extent in of.shape) * of.dtype.itemsize for name, of in types.items()}
+    owner = {given.name: given.name for given in plan.inputs}
+    names = {given.name: {given.name} for given in plan.inputs}
+    most = 0
+    for step in plan.steps:
+        if isinstance(step, (View, Reuse)):
+            owner[step.name] = owner[step.base]
+        owner.update({name: name for name in defined_names(step) if name not in owner})
+        for name in defined_names(step):
+            names.setdefault(owner[name], set()).add(name)
+        most = max(most, sum([size[name] for name, using in names.items() if using]))
+        for name in step.names if isinstance(step, Free) else ():
+            names[owner[name]].discard(name)
+    return most
+
+
+def trained(function, *inputs):
+    """The plans of a forward and its backward, whose gradients are eager's."""
+    found = []
+    mine, theirs = ([x.clone().requires_grad_() for x in inputs] for _ in range(2))
+    with events.subscribed(lambda e: found.append(e.artifact) if isinstance(e, events.Compiled) else None):
+        bolide.compile(function, dynamic=False)(*mine).sum().backward()
+    function(*theirs).sum().backward()
+    torch.testing.assert_close([x.grad for x in mine], [x.grad for x in theirs], **LOOSE)
+    return [graph.plan for graph in found]
+
+
+def heat(u, diffusivity):
+    for _ in range(8):
+        p = F.pad(u, (1, 1, 1, 1))
+        u = u + diffusivity * (p[2:, 1:-1] + p[:-2, 1:-1] + p[1:-1, 2:] + p[1:-1, :-2] - 4.0 * u)
+    return u
+
+
+def recurrent(x, w, b):
+    h, c = torch.zeros(64, 16), torch.zeros(64, 16)
+    for step in range(x.shape[1]):
+        i, f, g, o = (x[:, step] + h @ w + b).chunk(4, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+    return h
+
+
+def test_terms_of_a_sum_do_not_wait_for_the_last_one(seed: int) -> None:
+    """One kernel for all of the sum would read two values for each of the eight steps."""
+    torch.manual_seed(seed)
+    _, backward = trained(heat, R(64, 64), R(64, 64))
+    assert most_bytes(backward) < 15 * 64 * 64 * 4
+
+
+def test_what_is_made_of_a_large_value_does_not_keep_it(seed: int) -> None:
+    """Gates are computed again in the backward: either they or what they are made of lives on."""
+    torch.manual_seed(seed)
+    _, backward = trained(partial(recurrent, R(64, 16, 64)), R(16, 64) * 0.1, R(64))
+    gates = 16 * 64 * 64 * 4
+    assert most_bytes(backward) < 2.4 * gates
