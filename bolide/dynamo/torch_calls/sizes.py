@@ -122,12 +122,14 @@ def _kind(value: Any) -> str | None:
 
 @intercept(torch.arange)
 def _arange(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    """A range between floats that are made of sizes, or change."""
+    """A range of floats that is made of sizes, or changes."""
     names = ("end",) if len(args) == 1 and "end" not in kwargs else ("start", "end", "step")
     given: dict[str, Any] = dict(zip(names, args)) | kwargs
     start, end, step = given.pop("start", 0), given.pop("end", None), given.pop("step", 1)
     numbers = (start, end, step)
-    if not any(isinstance(number, torch.SymFloat) for number in numbers) or given.keys() - {"dtype", "device"}:
+    kinds = [type(number) for number in numbers]
+    made = torch.SymFloat in kinds or (torch.SymInt in kinds and float in kinds)
+    if not made or given.keys() - {"dtype", "device"}:
         return NATIVE
     vm.trace.where = vm.where()
     count = math.ceil((end - start) / step) if step else 0
@@ -140,6 +142,50 @@ def _arange(vm: Machine, args: Args, kwargs: Kwargs) -> object:
         return (places * step + start).to(dtype=dtype, device=kwargs.get("device"))
 
     return recorded_as(vm, torch.arange, args, make, **kwargs)
+
+
+@answers(torch.fft.fftfreq, recorded=True)
+def _fftfreq(
+    vm: Machine,
+    n: object,
+    d: float = 1.0,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> object:
+    """The frequencies of a transform whose length is a symbol."""
+    if type(n) is not torch.SymInt or not n > 0:
+        return NATIVE
+
+    def make() -> object:
+        places = [(0, (n + 1) // 2), (-(n // 2), 0)]
+        kind = dtype or torch.get_default_dtype()
+        ranges = [torch.arange(start, end, dtype=kind, device=device) for start, end in places]
+        return torch.cat(ranges) * (1.0 / (n * d))
+
+    return recorded_as(vm, torch.fft.fftfreq, [n, d], make, dtype=dtype, device=device)
+
+
+@answers(torch.block_diag, recorded=True)
+def _block_diag(vm: Machine, *tensors: torch.Tensor) -> object:
+    """Blocks along a diagonal, some of whose sizes are symbols."""
+    if not all(type(tensor) is TracedTensor and tensor.dim() < 3 for tensor in tensors):
+        return NATIVE
+    if not any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape):
+        return NATIVE
+
+    def make() -> torch.Tensor:
+        blocks = [tensor.reshape(1, -1) if tensor.dim() < 2 else tensor for tensor in tensors]
+        dtype = functools.reduce(torch.promote_types, [block.dtype for block in blocks])
+        width = sum([block.shape[1] for block in blocks])
+        rows, before = [], 0
+        for block in blocks:
+            behind = width - before - block.shape[1]
+            rows.append(torch.nn.functional.pad(block.to(dtype), (before, behind)))
+            before += block.shape[1]
+        return torch.cat(rows)
+
+    return recorded_as(vm, torch.block_diag, [*tensors], make)
 
 
 @answers(torch.Tensor.unfold)

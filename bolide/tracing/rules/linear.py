@@ -204,6 +204,16 @@ def _convolution_backward(
     return like(x) if mask[0] else None, like(weight) if mask[1] else None, bias
 
 
+@rule_of_symbols(aten._pdist_forward.default)
+def _pdist(x: TensorMeta, p: float = 2) -> TensorMeta:
+    return row_major(x, (x.shape[0] * (x.shape[0] - 1) // 2,))
+
+
+@rule_of_symbols(aten._pdist_backward.default)
+def _pdist_backward(grad: TensorMeta, x: TensorMeta, *_: object) -> TensorMeta:
+    return row_major(x)
+
+
 # ---- rearrangements of images -------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Recurrent layers, and parts of tensors whose number follows from a size: one version serves every length."""
+"""Recurrent layers, and operations whose C++ kernels ask for sizes: one version serves every length."""
 
 from __future__ import annotations
 
@@ -100,3 +100,46 @@ def test_dropout_in_evaluation_gives_the_tensor_itself() -> None:
     compiled: Any = bolide.compile(program, fullgraph=True, dynamic=True)
     x = torch.randn(6, 3)
     torch.testing.assert_close(compiled(x, 4), x + 4)
+
+
+R = torch.randn
+#: Operations whose C++ kernels ask for the values of sizes; inputs for a size.
+OF_SIZES: dict[str, tuple[Any, Any]] = {
+    "cov": (torch.cov, lambda n: (R(3, n),)),
+    "cov of columns": (lambda x: torch.cov(x.T, correction=0), lambda n: (R(n, 5),)),
+    "corrcoef": (torch.corrcoef, lambda n: (R(n, 5),)),
+    "kron": (torch.kron, lambda n: (R(n, 3), R(2, n))),
+    "multi_dot of three": (lambda *x: torch.linalg.multi_dot(x), lambda n: (R(3, n), R(n, n + 1), R(n + 1, 40))),
+    "multi_dot of vectors": (lambda *x: torch.linalg.multi_dot(x), lambda n: (R(n), R(n, 3), R(3, n), R(n))),
+    "gradient": (torch.gradient, lambda n: (R(n, n + 2),)),
+    "gradient, spacing": (lambda x: torch.gradient(x, spacing=(2.0, 0.5), edge_order=2), lambda n: (R(n, 4),)),
+    "pdist": (torch.pdist, lambda n: (R(n, 3),)),
+    "combinations": (torch.combinations, lambda n: (R(n),)),
+    "combinations, repeated": (lambda x: torch.combinations(x, with_replacement=True), lambda n: (R(n),)),
+    "arange": (lambda x: x * torch.arange(0.0, x.shape[0] / 2, 0.5), lambda n: (R(n),)),
+    "arange to a size": (lambda x: torch.arange(0.0, x.shape[0], 0.5), lambda n: (R(n),)),
+    "fftfreq": (lambda x: x * torch.fft.fftfreq(x.shape[0], 0.1), lambda n: (R(n),)),
+    "block_diag": (torch.block_diag, lambda n: (R(n, 2), R(n), R(3, n))),
+}
+
+
+@pytest.mark.parametrize("name", OF_SIZES)
+def test_operations_that_ask_for_sizes_have_two_versions(name: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    function, inputs = OF_SIZES[name]
+    compiled: Any = bolide.compile(function)
+    versions = []
+    for length in (4, 6, 9, 5):
+        mine = [x.requires_grad_() for x in inputs(length)]
+        theirs = [x.detach().clone().requires_grad_() for x in mine]
+        got, count = installed(lambda mine=mine: compiled(*mine))
+        want = function(*theirs)
+        versions.append(count)
+        torch.testing.assert_close(got, want)
+        results = [list(x) if isinstance(x, (list, tuple)) else [x] for x in (got, want)]
+        assert [x.stride() for x in results[0]] == [x.stride() for x in results[1]]
+        if results[1][0].requires_grad:
+            for parts in results:
+                sum([part.square().sum() for part in parts]).backward()
+            torch.testing.assert_close([x.grad for x in mine], [x.grad for x in theirs])
+    assert versions == [1, 1, 0, 0]
