@@ -6,13 +6,11 @@ parameters, the processor time of a step, and the seconds that the partition has
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,28 +18,11 @@ from torch import Tensor
 import bolide
 import bolide.functorch
 from benchmarks.models import Workload, build
+from benchmarks.worker import noting
 from bolide.functorch import aot
 
 BUDGETS = (1.0, 0.8, 0.5, 0.2, 0.0)
 ROUNDS = 9
-
-
-@contextlib.contextmanager
-def partitions(seconds: list[float]) -> Iterator[None]:
-    """Notes how long each partition takes."""
-    plain: Callable[..., Any] = aot.partitioned
-
-    def timed(*args: Any) -> Any:
-        start = time.process_time()
-        result = plain(*args)
-        seconds.append(time.process_time() - start)
-        return result
-
-    aot.partitioned = timed
-    try:
-        yield
-    finally:
-        aot.partitioned = plain
 
 
 def saved_bytes(forward: Callable[[], Tensor], module: torch.nn.Module) -> int:
@@ -71,7 +52,8 @@ def training(work: Workload, budget: float | None) -> tuple[Callable[[], None], 
         module.zero_grad(set_to_none=True)
 
     seconds = [0.0]
-    with bolide.functorch.config.patch(activation_memory_budget=1.0 if budget is None else budget), partitions(seconds):
+    options = bolide.functorch.config.patch(activation_memory_budget=1.0 if budget is None else budget)
+    with options, noting(aot, "partitioned", seconds):
         step()
     return step, saved_bytes(forward, module), seconds[-1]
 

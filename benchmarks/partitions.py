@@ -10,9 +10,7 @@ from __future__ import annotations
 import copy
 import importlib
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +20,7 @@ from torch import fx
 import bolide
 from benchmarks.models import SCALES, Workload, build
 from benchmarks.report import table
+from benchmarks.worker import noting
 from bolide.functorch import aot, default_partition, min_cut_rematerialization_partition
 from bolide.functorch.aot_autograd import aot_function
 
@@ -63,31 +62,13 @@ def compared(name: str, scale: str) -> list[str]:
     return [f"{name} {scale}", str(nodes), *(f"{size / 1e6:.1f}" for size in sizes), f"{sizes[1] / sizes[2]:.2f}"]
 
 
-@contextmanager
-def timed(seconds: list[float]) -> Iterator[None]:
-    """Notes the processor time of each joint graph with its partition."""
-    plain: Callable[..., Any] = aot._differentiated
-
-    def differentiated(*args: Any) -> Any:
-        start = time.process_time()
-        result = plain(*args)
-        seconds.append(time.process_time() - start)
-        return result
-
-    aot._differentiated = differentiated
-    try:
-        yield
-    finally:
-        aot._differentiated = plain
-
-
 def deep(layers: int, rounds: int = 5) -> list[str]:
     """The least time of a BERT with so many layers."""
     scale = f"bert of {layers} layers"
     SCALES[scale] = replace(SCALES["tiny"], layers=layers)
     work: Workload = build("bert", scale)
     seconds: list[float] = []
-    with timed(seconds):
+    with noting(aot, "_differentiated", seconds):
         for _ in range(rounds):
             bolide.reset()
             compiled = bolide.compile(work.module, backend="aot_eager_decomp_partition")
