@@ -111,7 +111,8 @@ def _core() -> Table:
     return dict(core_aten_decompositions().items())  # type: ignore[no-untyped-call]
 
 
-_INDUCTOR = TraceBackend("inductor", inductor.compile_graph, "min_cut", frozenset({"cpu", "cuda"}))
+_DEVICES = frozenset({"cpu", "cuda"} if torch.version.hip is None else {"cpu"})  # AMD's GPUs are called cuda, too
+_INDUCTOR = TraceBackend("inductor", inductor.compile_graph, "min_cut", _DEVICES)
 register_backend(_INDUCTOR, "inductor")
 for _backend in (
     TraceBackend("aot_eager", functorch.interpret, "min_cut"),

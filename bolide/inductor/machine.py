@@ -191,7 +191,11 @@ def machine_for(device: torch.device) -> Machine:
 
 @functools.cache
 def _gpu(capability: tuple[int, int]) -> Machine:
-    """A GPU by its compute capability: newer ones than Hopper's run Hopper's code."""
+    """A GPU by its compute capability: newer ones than Hopper's run Hopper's code. NotImplementedError for one that
+    cannot compute in bfloat16."""
+    if capability < (8, 0):
+        version = ".".join(map(str, capability))
+        raise NotImplementedError(f"there is no code for GPUs of compute capability {version}, only from 8.0 on")
     major, minor = min(capability, (9, 0))
     return replace(HOPPER, target=replace(HOPPER.target, cpu=f"sm_{major}{minor}"))
 

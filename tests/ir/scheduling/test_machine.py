@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from bolide.inductor import compile_graph
 from bolide.inductor.ir.loops import Kernel
-from bolide.inductor.machine import host_machine
+from bolide.inductor.machine import _gpu, host_machine
 from tests.schedule_tools import Function, graph_of
 
 HOST = host_machine()
@@ -114,3 +115,10 @@ def test_how_large_code_may_become():
 def test_the_host():
     assert HOST.threads == torch.get_num_threads()
     assert list(HOST.caches) == sorted(HOST.caches) and HOST.longest_row * 4 <= HOST.caches[0]
+
+
+def test_old_gpus_are_refused():
+    """LLVM ends the process over instructions that its target has not."""
+    assert _gpu((8, 0)).target.cpu == "sm_80" and _gpu((9, 0)).target.cpu == _gpu((12, 0)).target.cpu == "sm_90"
+    with pytest.raises(NotImplementedError, match=r"compute capability 7\.5, only from 8\.0 on"):
+        _gpu((7, 5))
