@@ -56,7 +56,8 @@ class Machine:
     most_stages: int = 40
     most_buffers: int = 48
     most_scratch: int = 4
-    #: Scratch memory lies on the stacks of torch's OpenMP threads.
+    #: A row of scratch memory lies on the stack of one of torch's OpenMP threads, or in the shared memory of a block,
+    #: which partial results need as well.
     most_local_bytes: int = 256 << 10
     #: A reduction over fewer rows, each longer than `long_row`, does not pull work over its whole space into its
     #: kernel.
@@ -157,7 +158,7 @@ HOPPER = Machine(
     device="cuda",
     teams=(32, 128, 256, 512),
     most_scratch=1,
-    most_local_bytes=48 << 10,
+    most_local_bytes=32 << 10,
     split_rows=256,
     split_columns=1 << 13,
     split_length=1 << 12,

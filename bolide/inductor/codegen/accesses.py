@@ -333,11 +333,12 @@ def _join_by_lane(
 
 
 def _add_atomically(address: Value, element: Value, dtype: torch.dtype) -> None:
+    """Adds to an element that other threads add to. A sum of bools is their union."""
     b, scope = address.b, 'syncscope("device") ' if address.b.target.triple else ""
     align = BITS[element.scalar] // 8
     if dtype == torch.bfloat16:
         element = b.bitcast(element, "bfloat")
-    operation = "fadd" if dtype.is_floating_point else "add"
+    operation = "fadd" if dtype.is_floating_point else "or" if dtype == torch.bool else "add"
     b.emit(f"atomicrmw {operation} {address}, {element} {scope}monotonic, align {align}", element.scalar)
 
 

@@ -40,7 +40,7 @@ def save_across_passes(passes: list[Pass], schedule: Schedule, machine: Machine)
         for node in _frontier(current.inside, computed_in, stored, small, state):
             if node in stored:
                 access = stored[node]
-            elif len(locals_) < schedule.scratch:
+            elif len(locals_) < schedule.scratch and room.value * node.dtype.itemsize <= machine.most_local_bytes:
                 name = f"row{len(locals_)}"
                 locals_.append(Local(name, node.dtype, room))
                 access = Access(name, index)

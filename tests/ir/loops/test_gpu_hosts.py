@@ -16,8 +16,8 @@ from bolide.support.engine import load
 from bolide.symbolic import Expr
 
 CUDA = torch.device("cuda", 0)
-INVALID_CONTEXT, OUT_OF_RESOURCES = 201, 701
-STREAM, CONTEXT = 0x5EED, 0xC0DE
+OUT_OF_RESOURCES = 701
+STREAM, CONTEXT, OTHER = 0x5EED, 0xC0DE, 0xCAFE
 
 
 class Launched(NamedTuple):
@@ -29,26 +29,33 @@ class Launched(NamedTuple):
 
 
 class Driver:
-    """What a host function calls. `codes`: what launches give, in turn; then 0."""
+    """What a host function calls. `codes`: what launches give, in turn; then 0. `context`: the thread's."""
 
-    def __init__(self, *codes: int, words: int) -> None:
-        self.codes, self.words = list(codes), words
+    def __init__(self, *codes: int, words: int, context: int | None = CONTEXT) -> None:
+        self.codes, self.words, self.context = list(codes), words, context
         self.launched: list[Launched] = []
         self.contexts: list[int] = []
         self.error = ctypes.c_int32()
         i32, ptr = ctypes.c_int32, ctypes.c_void_p
         self._launch = ctypes.CFUNCTYPE(i32, ptr, *[i32] * 7, ptr, ctypes.POINTER(ptr), ptr)(self.launch)
         self._set_current = ctypes.CFUNCTYPE(i32, ptr)(self.set_current)
+        self._get_current = ctypes.CFUNCTYPE(i32, ctypes.POINTER(ptr))(self.get_current)
         self._stream = ctypes.CFUNCTYPE(i32, i32, ctypes.POINTER(ptr))(self.stream)
 
     def launch(self, function, x, y, z, threads, width, depth, shared, stream, arguments, extra) -> int:
         assert (y, z, width, depth, shared, extra) == (1, 1, 1, 1, 0, None)
+        assert self.context == CONTEXT
         given = [ctypes.c_int64.from_address(arguments[place]).value for place in range(self.words)]
         self.launched.append(Launched(function, x, threads, stream, tuple(given)))
         return self.codes.pop(0) if self.codes else 0
 
     def set_current(self, context: int) -> int:
         self.contexts.append(context)
+        self.context = context
+        return 0
+
+    def get_current(self, place) -> int:
+        place[0] = self.context
         return 0
 
     def stream(self, device: int, place) -> int:
@@ -61,7 +68,9 @@ class Driver:
         target = host_target()
         library = load(host_text(kernel, launches, 0, target), ("kernel", TABLE), target.cpu, target.features)
         functions = [ctypes.cast(f, ctypes.c_void_p).value for f in (self._launch, self._set_current, self._stream)]
-        row = [*functions, CONTEXT, ctypes.addressof(self.error), *range(100, 100 + len(launches))]
+        get_current = ctypes.cast(self._get_current, ctypes.c_void_p).value
+        known = [*functions, CONTEXT, ctypes.addressof(self.error), get_current]
+        row = [*known, *range(100, 100 + len(launches))]
         (ctypes.c_int64 * len(row)).from_address(library.addresses[TABLE])[:] = row
         entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.addresses["kernel"])
         entry((ctypes.c_int64 * len(words))(*words))
@@ -90,16 +99,19 @@ def test_nothing_is_launched_for_no_teams() -> None:
 
 
 def test_a_thread_without_context_gets_one() -> None:
-    driver = Driver(INVALID_CONTEXT, words=3)
+    driver = Driver(words=3, context=None)
     driver.run(*kernel_of_rows(), 0x1000, 0x2000, 4)
     assert driver.contexts == [CONTEXT] and not driver.error.value
-    assert [launched.function for launched in driver.launched] == [100, 100, 101]
+    assert [launched.function for launched in driver.launched] == [100, 101]
+
+
+def test_a_thread_at_another_device_comes_back_to_it() -> None:
+    driver = Driver(words=3, context=OTHER)
+    driver.run(*kernel_of_rows(), 0x1000, 0x2000, 4)
+    assert driver.contexts == [CONTEXT, OTHER] and [launched.function for launched in driver.launched] == [100, 101]
 
 
 def test_what_fails_is_noted() -> None:
     driver = Driver(0, OUT_OF_RESOURCES, words=3)
     driver.run(*kernel_of_rows(), 0x1000, 0x2000, 4)
     assert driver.error.value == OUT_OF_RESOURCES
-    again = Driver(INVALID_CONTEXT, OUT_OF_RESOURCES, words=3)
-    again.run(*kernel_of_rows(), 0x1000, 0x2000, 4)
-    assert again.error.value == OUT_OF_RESOURCES and again.contexts == [CONTEXT]

@@ -275,6 +275,19 @@ def test_gather_and_atomic_additions(dtype: torch.dtype) -> None:
     assert torch.equal(results["sums"].view(12, 9), table.clone().index_add_(0, index, x))
 
 
+def test_a_sum_of_bools_is_their_union() -> None:
+    """256 times True is not 0, and no byte is another one than 1."""
+    i = var("i", 300)
+    row = Expr.var("$0", 0, 2)
+    place, value = load("index", i, i64), load("x", i, torch.bool)
+    params = (param("any", 3, torch.bool, "inout"), param("index", 300, i64), param("x", 300, torch.bool))
+    kernel = made(params, grid("i", 300, store("any", row, value, place, mode="atomic_add")))
+    index, x = torch.zeros(300, dtype=i64), torch.arange(300) < 256
+    index[256:] = 1
+    found = check(kernel, {"any": torch.tensor([False, False, True]), "index": index, "x": x})["any"]
+    assert found.view(torch.uint8).tolist() == [1, 0, 1]
+
+
 @pytest.mark.parametrize("team", TEAMS)
 def test_masks_pieces_and_padding(team: int) -> None:
     """Loads and stores under masks; two loops of a team that write one buffer."""
@@ -394,6 +407,15 @@ def test_what_gpus_do_not_have_is_refused() -> None:
     params = (param("y", 8, f64, "out"), param("x", 8, f64))
     with pytest.raises(NotImplementedError, match="lgamma"):
         ptx(made(params, grid("i", 8, store("y", i, op("lgamma", load("x", i, f64))))))
+
+
+def test_a_block_has_so_much_shared_memory() -> None:
+    """48 KiB, or the driver refuses the code: for rows of all teams of a block, and for partial results."""
+    for columns, teams in ((3072, 4), (3073, 1), (12288, 1)):
+        _, ((launch,),) = gpu_module([softmax(4, columns, 32, True)], HOPPER)
+        assert launch.teams_per_block == teams
+    with pytest.raises(ValueError, match=r"needs \d+ bytes of shared memory"):
+        gpu_module([softmax(4, 12288, 64, True)], HOPPER)
 
 
 def test_what_a_team_may_not_do() -> None:

@@ -53,6 +53,11 @@ def test_scratch_fits_the_cache():
     assert not kernel.locals
     (kernel,) = kernels_on(replace(HOST, caches=(1 << 15,), most_scratch=0), softmax, x)
     assert not kernel.locals
+    small = replace(HOST, caches=(1 << 15,), most_local_bytes=1 << 15)
+    (kernel,) = kernels_on(small, softmax, x)
+    assert kernel.locals
+    (kernel,) = kernels_on(small, softmax, x.double())
+    assert not kernel.locals
 
 
 def test_grain_decides_what_runs_on_threads():

@@ -2,7 +2,8 @@
 CPU have, ``void (const int64_t *words)``. So a sequence of launches, and the native driver, do not tell them apart.
 
 The function finds the number of blocks from the sizes, asks torch for the current stream, and calls ``cuLaunchKernel``
-once for each region. What differs from process to process is in a table of words (`runtime.cuda.host`)."""
+once for each region, with the device's context current: a thread that has none gets it, one that is at another device
+gets its own back. What differs from process to process is in a table of words (`runtime.cuda.host`)."""
 
 from __future__ import annotations
 
@@ -14,9 +15,7 @@ from bolide.inductor.codegen.cuda.kernels import Launch
 from bolide.inductor.codegen.function_values import FunctionValues
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.machine import Target
-from bolide.inductor.runtime.cuda.host import ERROR, FUNCTIONS, TABLE
-
-_INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the device yet
+from bolide.inductor.runtime.cuda.host import ERROR, FUNCTIONS, GET_CURRENT, TABLE
 
 
 def host_text(kernel: Kernel, launches: Sequence[Launch], device: int, target: Target) -> str:
@@ -26,7 +25,7 @@ def host_text(kernel: Kernel, launches: Sequence[Launch], device: int, target: T
     values = FunctionValues(b, Dependences(kernel))
     values.load_sizes(kernel)
     params = _params(b, len(kernel.params) + len(kernel.sizes))
-    stream = _stream(b, device)
+    stream, before = _stream(b, device), _entered(b)
     for number, launch in enumerate(launches):
         blocks = values.scalar(launch.teams.ceildiv(launch.teams_per_block))
         run, after = b.new_label("run"), b.new_label("after")
@@ -35,6 +34,7 @@ def host_text(kernel: Kernel, launches: Sequence[Launch], device: int, target: T
         _launch(b, number, b.convert("trunc", blocks, "i32"), launch.team * launch.teams_per_block, stream, params)
         b.jump(after)
         b.label(after)
+    _left(b, before)
     b.do("ret void")
     body = "\n".join(b.lines)
     table = f"@{TABLE} = global [{FUNCTIONS + len(launches)} x i64] zeroinitializer, align 8"
@@ -68,22 +68,29 @@ def _stream(b: Builder, device: int) -> Value:
 
 
 def _launch(b: Builder, number: int, blocks: Value, threads: int, stream: Value, params: Value) -> None:
-    """One launch, made again if the thread had no context; another error is noted."""
+    """One launch; an error is noted."""
     function, launch = _known(b, FUNCTIONS + number), _known(b, 0)
     ones, block = "i32 1, i32 1", f"i32 {threads}, i32 1, i32 1"
     call = f"call i32 {launch.text}({function}, {blocks}, {ones}, {block}, i32 0, {stream}, {params}, ptr null)"
     code = b.emit(call, "i32")
-    lost, done = b.new_label("lost"), b.new_label("done")
-    again, failed = b.new_label("again"), b.new_label("failed")
-    b.branch(b.compare("icmp eq", code, 0), done, lost)
-    b.label(lost)
-    b.branch(b.compare("icmp eq", code, _INVALID_CONTEXT), again, failed)
-    b.label(again)
-    b.emit(f"call i32 {_known(b, 1).text}({_known(b, 3)})", "i32")
-    second = b.emit(call, "i32")
-    b.branch(b.compare("icmp eq", second, 0), done, failed)
-    b.label(failed)
-    last = b.merge(code, lost, second, again)
-    b.do(f"store {last}, {_known(b, ERROR)}, align 4")
-    b.jump(done)
-    b.label(done)
+    with b.when(b.compare("icmp ne", code, 0)):
+        b.do(f"store {code}, {_known(b, ERROR)}, align 4")
+
+
+def _entered(b: Builder) -> Value:
+    """Makes the device's context current; gives the one that was, null if none."""
+    place, own = b.emit("alloca ptr, align 8", "ptr"), _known(b, 3)
+    b.do(f"store ptr null, {place}, align 8")
+    b.emit(f"call i32 {_known(b, GET_CURRENT).text}({place})", "i32")
+    before = b.emit(f"load ptr, {place}, align 8", "ptr")
+    with b.when(b.compare("icmp ne", before, own)):
+        b.emit(f"call i32 {_known(b, 1).text}({own})", "i32")
+    return before
+
+
+def _left(b: Builder, before: Value) -> None:
+    """Makes the context current that was before, if it was another device's."""
+    null = Value(b, "null", "ptr", 1)
+    is_other = b.compare("icmp ne", before, _known(b, 3)) & b.compare("icmp ne", before, null)
+    with b.when(is_other):
+        b.emit(f"call i32 {_known(b, 1).text}({before})", "i32")

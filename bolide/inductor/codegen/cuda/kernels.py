@@ -15,7 +15,7 @@ from functools import partial
 from bolide.inductor.codegen.analysis import Dependences, changed_by, updated_in
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.cuda.hazards import Hazards, is_together
-from bolide.inductor.codegen.cuda.teams import WARP, Team, shared_memory, special
+from bolide.inductor.codegen.cuda.teams import ROOM, WARP, Team, special
 from bolide.inductor.codegen.cuda.widths import WIDEST, is_short, multiple_of, width_of
 from bolide.inductor.codegen.function_values import FunctionValues, Parts
 from bolide.inductor.codegen.instructions import MEMORY
@@ -54,7 +54,7 @@ def gpu_module(kernels: Sequence[Kernel], machine: Machine) -> tuple[str, list[t
     """One LLVM module with the code of `kernels`, and the launches of each, to be made one after the other on one
     stream. Kernel number n has the entries ``k<n>_0``, ``k<n>_1`` …, whose parameters are the addresses of
     `kernel.params`, then `kernel.sizes` as int64. The kernels must be verified. ValueError for scratch memory without
-    a bound."""
+    a bound, or more shared memory than a block has."""
     declarations: dict[str, str] = {}
     functions: list[str] = []
     launches: list[tuple[Launch, ...]] = []
@@ -186,6 +186,8 @@ class TeamWriter(RegionWriter):
             self.hazards.clear()
             self.team.sites = 0
             self._region(region, teams, extents, width)
+        if (shared := sum(self.team.rooms.values())) > SHARED:
+            raise ValueError(f"a block of kernel {kernel.name} needs {shared} bytes of shared memory, and has {SHARED}")
         kinds = ["ptr"] * len(kernel.params) + ["i64"] * len(kernel.sizes)
         params = ", ".join(f"{kind} %a{position}" for position, kind in enumerate(kinds))
         threads = self.per_block * self.team.size
@@ -276,8 +278,8 @@ class TeamWriter(RegionWriter):
             raise ValueError(f"scratch buffer {local.name} of kernel {self.kernel.name} has no bound: {local.numel}")
         if self.team.size == 1:
             return b.emit(f"alloca [{most} x {kind}], align 16", "ptr")
-        most += -most % 16
-        whole = shared_memory(b, f"{self.symbol}_{len(self.r.buffers)}", kind, most * self.per_block)
+        most += -most % ROOM
+        whole = self.team.memory(str(len(self.r.buffers)), kind, most * self.per_block)
         return b.emit(f"getelementptr {kind}, {whole}, {self.place * most}", "ptr")
 
     # ---- statements ----
@@ -448,7 +450,8 @@ class TeamWriter(RegionWriter):
 
 def _warps(kernel: Kernel) -> int:
     """Teams of a block, each a warp: one, if it is to have all of the block's scratch memory."""
-    scratch = sum([(local.numel.bounds()[1] or 0) * local.dtype.itemsize for local in kernel.locals])
+    sizes = [(local.numel.bounds()[1] or 0, local.dtype.itemsize) for local in kernel.locals]
+    scratch = sum([(most + -most % ROOM) * size for most, size in sizes])
     return WARPS if WARPS * scratch <= SHARED else 1
 
 

@@ -9,6 +9,8 @@ from bolide.inductor.codegen.function_values import Accumulator, Parts
 
 #: Threads that run in step, and change values without memory.
 WARP = 32
+#: Bytes that shared memory is given out in.
+ROOM = 16
 
 
 def special(b: Builder, register: str) -> Value:
@@ -24,6 +26,7 @@ class Team:
         self.is_first = b.compare("icmp eq", thread, 0)
         self.lane = b.convert("trunc", thread & (WARP - 1), "i32")
         self.sites = 0
+        self.rooms: dict[str, int] = {}  # bytes of shared memory
 
     def barrier(self) -> None:
         """Waits for all of the team: what they have written is there for all."""
@@ -84,7 +87,15 @@ class Team:
     def _room(self, scalar: str, count: int) -> Value:
         """Shared memory for so many values, of this place in the code alone."""
         self.sites += 1
-        return shared_memory(self.b, f"{self.symbol}_part{self.sites}", _stored(scalar), count)
+        return self.memory(f"part{self.sites}", _stored(scalar), count)
+
+    def memory(self, name: str, scalar: str, count: int) -> Value:
+        """The address of so many elements that the threads of a block share."""
+        b, symbol, room = self.b, f"{self.symbol}_{name}", f"[{count} x {scalar}]"
+        b.declarations[symbol] = f"@{symbol} = internal addrspace(3) global {room} poison, align {ROOM}"
+        size = count * BITS[scalar] // 8
+        self.rooms[symbol] = size + -size % ROOM
+        return Value(b, f"addrspacecast (ptr addrspace(3) @{symbol} to ptr)", "ptr", 1)
 
     def _shuffled(self, mode: str, value: Value, lane: int) -> Value:
         """The value of another thread of the warp: ``bfly``, of the one whose number differs in this bit; ``idx``, of
@@ -104,13 +115,6 @@ class Team:
             return b.convert("trunc", self._shuffled(mode, b.convert("zext", value, "i32"), lane), scalar)
         numbers = (b.const(-1, "i32"), value, b.const(lane, "i32"), b.const(WARP - 1, "i32"))
         return b.call(f"llvm.nvvm.shfl.sync.{mode}.i32", numbers, "i32")
-
-
-def shared_memory(b: Builder, symbol: str, scalar: str, count: int) -> Value:
-    """The address of so many elements that the threads of a block share."""
-    room = f"[{count} x {scalar}]"
-    b.declarations[symbol] = f"@{symbol} = internal addrspace(3) global {room} poison, align 16"
-    return Value(b, f"addrspacecast (ptr addrspace(3) @{symbol} to ptr)", "ptr", 1)
 
 
 def _stored(scalar: str) -> str:

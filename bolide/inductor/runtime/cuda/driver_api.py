@@ -1,12 +1,14 @@
 """The few functions of the CUDA driver (libcuda) that are needed, and of torch the one that tells its stream.
 
-Source: NVIDIA, "CUDA Driver API" (cuModuleLoadDataEx, cuModuleGetFunction, cuLaunchKernel, cuCtxSetCurrent).
+Source: NVIDIA, "CUDA Driver API" (cuModuleLoadDataEx, cuModuleGetFunction, cuLaunchKernel, cuCtxSetCurrent,
+cuCtxGetCurrent).
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +37,13 @@ def address_of(function: object) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """The addresses of what a launch calls, and the context of the device: ``cuLaunchKernel``, ``cuCtxSetCurrent``, and
-    torch's ``aoti_torch_get_current_cuda_stream(int device, void **stream)``. `error`: the last code of a launch that
-    failed."""
+    """The addresses of what a launch calls, and the context of the device: ``cuLaunchKernel``, ``cuCtxSetCurrent``,
+    ``cuCtxGetCurrent``, and torch's ``aoti_torch_get_current_cuda_stream(int device, void **stream)``. `error`: the
+    last code of a launch that failed."""
 
     launch: int
     set_current: int
+    get_current: int
     stream: int
     context: int
     error: ctypes.c_int32
@@ -60,19 +63,20 @@ def entries(device: int) -> Entries:
     with torch.cuda.device(device):
         _checked("cuCtxGetCurrent", ctypes.byref(context))
     driver = libcuda()
-    launch, set_current = address_of(driver.cuLaunchKernel), address_of(driver.cuCtxSetCurrent)
+    launch = address_of(driver.cuLaunchKernel)
+    set_current, get_current = address_of(driver.cuCtxSetCurrent), address_of(driver.cuCtxGetCurrent)
     stream = address_of(_libtorch_cuda().aoti_torch_get_current_cuda_stream)
-    return Entries(launch, set_current, stream, context.value or 0, ctypes.c_int32())
+    return Entries(launch, set_current, get_current, stream, context.value or 0, ctypes.c_int32())
 
 
 class Module:
-    """PTX or a cubin that the driver has loaded on a device; unloaded with this object."""
+    """PTX or a cubin that the driver has loaded on a device; unloaded with this object, but not as the process ends:
+    kernels may still run, and all goes with the context."""
 
     def __init__(self, image: bytes, device: int) -> None:
         """RuntimeError with the driver's own words if it refuses the image."""
         self.device = device
         self._handle = ctypes.c_void_p()
-        self._unload = libcuda().cuModuleUnload
         log = ctypes.create_string_buffer(_LOG_BYTES)
         options = (ctypes.c_int * 2)(_ERROR_LOG_BUFFER, _ERROR_LOG_BYTES)
         values = (ctypes.c_void_p * 2)(ctypes.addressof(log), _LOG_BYTES)
@@ -83,6 +87,7 @@ class Module:
             _checked("cuModuleLoadDataEx", ctypes.byref(self._handle), text, 2, options, values, log=log)
         finally:
             _checked("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        weakref.finalize(self, libcuda().cuModuleUnload, self._handle).atexit = False
 
     def functions(self, names: Sequence[str]) -> list[int]:
         """The handles of its kernels."""
@@ -92,10 +97,6 @@ class Module:
             _checked("cuModuleGetFunction", ctypes.byref(handle), self._handle, ctypes.c_char_p(name.encode()))
             handles.append(handle.value or 0)
         return handles
-
-    def __del__(self) -> None:
-        if self._handle:
-            self._unload(self._handle)
 
 
 def error_text(code: int) -> str:

@@ -1,6 +1,6 @@
 """A kernel's host function (`codegen.cuda.host`) in this process, and its table of 64-bit words: what
-`driver_api.Entries` says (launch, set_current, stream, context, where the error is noted), then the handles of the
-kernel's regions."""
+`driver_api.Entries` says (launch, set_current, stream, context, where the error is noted, get_current), then the
+handles of the kernel's regions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bolide.inductor.machine import host_target
 from bolide.inductor.runtime.cuda.driver_api import Entries, Module
 from bolide.support.engine import Library, load
 
-TABLE, ERROR, FUNCTIONS = "table", 4, 5
+TABLE, ERROR, GET_CURRENT, FUNCTIONS = "table", 4, 5, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,5 +33,6 @@ def host_of(text: str, handles: Sequence[int], module: Module, entries: Entries)
     library = load(text, ("kernel", TABLE), target.cpu, target.features)
     table = (ctypes.c_int64 * (FUNCTIONS + len(handles))).from_address(library.addresses[TABLE])
     error = ctypes.addressof(entries.error)
-    table[:] = [entries.launch, entries.set_current, entries.stream, entries.context, error, *handles]
+    known = [entries.launch, entries.set_current, entries.stream, entries.context, error, entries.get_current]
+    table[:] = [*known, *handles]
     return Host(library, module)
