@@ -24,7 +24,7 @@ __all__ = [
 
 _LATE = {
     "aot_autograd": (
-        *("aot_function", "aot_module", "aot_module_simplified"),
+        *("aot_function", "aot_module", "aot_module_simplified", "aot_export_module", "aot_export_joint_simple"),
         *("compiled_function", "compiled_module", "make_boxed_compiler", "make_boxed_func"),
         *("get_aot_compilation_context", "get_aot_graph_name", "get_graph_being_compiled"),
     ),

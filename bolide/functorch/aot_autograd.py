@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from torch.nn.utils import stateless
 
 from bolide.functorch.calls import Compiler, Function, Request, Versions, progress
 from bolide.functorch.foreign import PartitionFn, default_partition
+from bolide.functorch.wrapped import Value
+from bolide.support.errors import Unsupported
 from bolide.tracing.tensor import computes_itself
 
 Decompositions = Mapping[OpOverload | OpOverloadPacket, Function]
@@ -55,7 +58,7 @@ def make_boxed_compiler(compiler: Compiler) -> Compiler:
     return boxed
 
 
-def _request(
+def request_for(
     function: Function,
     fw_compiler: Compiler,
     bw_compiler: Compiler | None,
@@ -66,6 +69,7 @@ def _request(
     inference_compiler: Compiler | None,
     dynamic: bool,
 ) -> Request:
+    """What is to be compiled, under a number of its own; see `aot_function`."""
     table = dict(_overloads(decompositions or {}))
     compilers = fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler
     progress.functions += 1
@@ -115,7 +119,7 @@ def aot_function(
     static = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums or ())
     function = _with_constants(fn) if static else fn
     versions = Versions(
-        _request(
+        request_for(
             function,
             fw_compiler,
             bw_compiler,
@@ -152,20 +156,36 @@ def _with_constants(fn: Function) -> Function:
     return call
 
 
-def _functional(mod: nn.Module) -> Function:
-    """A module as a function of its parameters and buffers, and its arguments."""
+def functional(mod: nn.Module) -> Function:
+    """A module as a function of its parameters and buffers, and its arguments. Buffers that it assigns are written."""
 
-    def call(own: dict[str, Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def call(own: dict[str, Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> Value:
         with stateless._reparametrize_module(mod, own):
             if isinstance(mod, fx.GraphModule) and not kwargs:
                 with fx.traceback.preserve_node_meta():  # the lines that its nodes were made by
-                    return fx.Interpreter(mod).run(*args)
-            return mod(*args, **kwargs)
+                    result = fx.Interpreter(mod).run(*args)
+            else:
+                result = mod(*args, **kwargs)
+            _write_assigned(own, own_tensors(mod))
+            return result
 
     return call
 
 
-def _own(mod: nn.Module) -> dict[str, Tensor]:
+def _write_assigned(own: dict[str, Tensor], now: dict[str, Tensor]) -> None:
+    """Writes what a module has in place of its own parameters and buffers to these."""
+    if own.keys() != now.keys():
+        raise Unsupported(f"the module gets or loses {', '.join(own.keys() ^ now.keys())}", kind="attribute_write")
+    assigned = [(name, before) for name, before in own.items() if now[name] is not before]
+    for name, before in assigned:
+        if (now[name].shape, now[name].dtype, now[name].device) != (before.shape, before.dtype, before.device):
+            reason = f"the module assigns {name}, and changes its shape, dtype or device"
+            raise Unsupported(reason, remedy="give it these from the beginning", kind="attribute_write")
+    for before, value in [(before, now[name].clone()) for name, before in assigned]:
+        before.copy_(value)
+
+
+def own_tensors(mod: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers of a module, by all their names."""
     return {**dict(mod.named_parameters(remove_duplicate=False)), **dict(mod.named_buffers(remove_duplicate=False))}
 
@@ -173,8 +193,8 @@ def _own(mod: nn.Module) -> dict[str, Tensor]:
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """A module that does what `mod` does, with its parameters and buffers; the other arguments are those of
     `aot_function`."""
-    kwargs["num_params_buffers"] = len(_own(mod))
-    compiled_call = aot_function(_functional(mod), *args, **kwargs)
+    kwargs["num_params_buffers"] = len(own_tensors(mod))
+    compiled_call = aot_function(functional(mod), *args, **kwargs)
 
     class AOTModule(nn.Module):
         def __init__(self) -> None:
@@ -182,7 +202,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
             self.orig_module = mod
 
         def forward(self, *args: object, **kwargs: object) -> Any:
-            return compiled_call(_own(mod), args, kwargs)
+            return compiled_call(own_tensors(mod), args, kwargs)
 
     return AOTModule()
 
@@ -205,10 +225,10 @@ def aot_module_simplified(
     """As `aot_module`, for arguments and results that are flat. It is compiled at once, for arguments like `args`,
     unless these have no data. Returns a function with the module's `zero_grad`, `named_parameters` and
     `named_buffers`."""
-    own = _own(mod)
+    own = own_tensors(mod)
     versions = Versions(
-        _request(
-            _functional(mod),
+        request_for(
+            functional(mod),
             fw_compiler,
             bw_compiler,
             partition_fn,
@@ -232,3 +252,12 @@ def aot_module_simplified(
 
 
 compiled_function, compiled_module = aot_function, aot_module
+
+_EXPORTED = ("aot_export_module", "aot_export_joint_simple", "GraphSignature", "BackwardSignature")
+
+
+def __getattr__(name: str) -> Any:
+    """What makes graphs alone, which is loaded when it is asked for."""
+    if name in _EXPORTED:
+        return getattr(importlib.import_module("bolide.functorch.exported.modules"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,7 +26,7 @@ from bolide.functorch.foreign import Outgoing, PartitionFn, outgoing, split_by
 from bolide.functorch.graphs import GraphInfo, Runner, constants_of, is_size, is_tensor, placeholders
 from bolide.functorch.signature import MADE_WITHOUT_GRAD, ONE_OF_SEVERAL, has_new_history
 from bolide.functorch.versions import Given, Layout, Leaves, Taken, Version, places_of
-from bolide.functorch.wrapped import Wrappers, finished, has_wrappers, taken_apart
+from bolide.functorch.wrapped import Value, Wrappers, finished, has_wrappers, taken_apart
 from bolide.support.errors import BolideError, FixedSizesNeeded, Refuted, Unsupported, insistent
 from bolide.support.garbage import collector_paused
 from bolide.support.locks import compiling
@@ -244,20 +244,20 @@ def compiled(request: Request, leaves: Leaves, spec: pytree.TreeSpec) -> Version
 
 
 def _compiled(request: Request, leaves: Leaves, spec: pytree.TreeSpec, symbolic: bool) -> Version:
-    families = _families(leaves)
+    shared = families(leaves)
     with collector_paused(), modes.undisturbed(), modes.random_kept():
         try:
-            return _Tracing(request, leaves, families, symbolic).version(spec)
+            return Tracing(request, leaves, shared, symbolic).version(spec)
         except Unsupported as error:
             if error.kind != "tensor_write":
                 raise
-            merged = [_memory(leaves, family) for family in families]
+            merged = [_memory(leaves, family) for family in shared]
             if not any(merged):
                 raise
-        return _Tracing(request, leaves, families, symbolic, merged).version(spec)
+        return Tracing(request, leaves, shared, symbolic, merged).version(spec)
 
 
-def _families(leaves: Leaves) -> list[list[int]]:
+def families(leaves: Leaves) -> list[list[int]]:
     """The tensors, by place, that share memory with others."""
     storages: dict[int, dict[int, int]] = {}
     for at, leaf in enumerate(leaves):
@@ -293,7 +293,7 @@ class _Offsets(Listener):
         self.places.add(place)
 
 
-class _Tracing:
+class Tracing:
     """One trace of the function of a request. `families`: the leaves that share memory. Where what they are views of
     is given (`merged`), that is the input, and the arguments are views made of it, which may be written to.
     `symbolic`: whether sizes are symbols."""
@@ -432,8 +432,9 @@ class _Tracing:
         finally:
             self.trace.release()
 
-    def _version(self, spec: pytree.TreeSpec) -> Version:
-        trace, request = self.trace, self.request
+    def call(self, spec: pytree.TreeSpec) -> tuple[Value, bool]:
+        """What the function returns for what stands for the leaves, and whether the program handles errors."""
+        trace = self.trace
         args, kwargs = pytree.tree_unflatten([self.traced.get(id(leaf), leaf) for leaf in self.leaves], spec)
         try:
             with (
@@ -445,7 +446,8 @@ class _Tracing:
             ):
                 wrappers = Wrappers(trace.derivation)
                 args, kwargs = wrappers.together((args, kwargs))
-                result = wrappers.apart(insistent(functools.partial(request.function, *args, **kwargs)))
+                result = insistent(functools.partial(self.request.function, *args, **kwargs))
+                return wrappers.apart(result), calling.handles
         except BolideError:
             raise
         except Exception as error:
@@ -454,6 +456,10 @@ class _Tracing:
             if not self.symbolic or is_mistake(error):
                 raise
             raise FixedSizesNeeded(str(error), trace.where) from error
+
+    def _version(self, spec: pytree.TreeSpec) -> Version:
+        trace, request = self.trace, self.request
+        result, handles = self.call(spec)
         flat, result_spec = pytree.tree_flatten(result, lambda part: isinstance(part, torch.Size))
         outputs: list[TracedTensor] = []
         renewed = self._renewed(outputs)
@@ -468,8 +474,8 @@ class _Tracing:
         made = {id(leaf) for leaf in inner_leaves(histories, trace.leaves)}
         if any(one.kind == "leaf" and id(leaf) in made for one, leaf in zip(given, flat)):
             raise Unsupported("a result is a leaf of the history of another one", kind="new_leaf")
-        trace.derivation.is_own |= _has_functions(histories)
-        compiler = functools.partial(_compiled_by, request, len(trace.sizes), calling.handles)
+        trace.derivation.is_own |= has_functions(histories)
+        compiler = functools.partial(_compiled_by, request, len(trace.sizes), handles)
         switched = not torch.is_grad_enabled() and (
             any(base.grad_fn is not None and not trace.is_input(base) for base in map(_base, outputs))
             or any(map(has_new_history, trace.inputs, trace.leaves))
@@ -505,7 +511,7 @@ class _Tracing:
             given,
             result_spec,
             tuple([leaf for leaf in self.leaves if not isinstance(leaf, Tensor) and not _has_hash(leaf)]),
-            calling.handles,
+            handles,
         )
 
     def _renewed(self, outputs: list[TracedTensor]) -> dict[int, int]:
@@ -513,6 +519,11 @@ class _Tracing:
         known = {id(tensor) for tensor in self.trace.renewed}
         found = {at: self.traced[id(self.leaves[at])] for at in self.before}
         return {at: self._output(self._detached(new), outputs) for at, new in found.items() if id(new) in known}
+
+    def moves_arguments(self) -> bool:
+        """Whether the program has given an argument another shape or storage."""
+        renewed = self._renewed([])
+        return bool(renewed or self._reshaped(renewed))
 
     def _reshaped(self, renewed: Container[int]) -> dict[int, Layout]:
         """The leaves to which the program has given other shapes. What the call writes to one with a history is written
@@ -569,7 +580,7 @@ class _Tracing:
         return len(outputs) - 1
 
 
-def _has_functions(nodes: Iterable[Node | None]) -> bool:
+def has_functions(nodes: Iterable[Node | None]) -> bool:
     """Whether there is a Function of the program's in a history."""
     functions = (type(node) for node in nodes_behind(nodes) if isinstance(node, BackwardCFunction))
     return any(not is_ours(vars(function)["_forward_cls"].forward.__code__) for function in functions)

@@ -1,0 +1,1 @@
+"""Functions and modules as one graph in PyTorch's conventions, gradients included."""
