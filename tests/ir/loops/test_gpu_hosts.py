@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import NamedTuple
 
+import pytest
 import torch
 
 from bolide.inductor.codegen.cuda.host import host_text
@@ -34,7 +35,7 @@ class Driver:
     def __init__(self, *codes: int, words: int, context: int | None = CONTEXT) -> None:
         self.codes, self.words, self.context = list(codes), words, context
         self.launched: list[Launched] = []
-        self.contexts: list[int] = []
+        self.contexts: list[int | None] = []
         self.error = ctypes.c_int32()
         i32, ptr = ctypes.c_int32, ctypes.c_void_p
         self._launch = ctypes.CFUNCTYPE(i32, ptr, *[i32] * 7, ptr, ctypes.POINTER(ptr), ptr)(self.launch)
@@ -49,7 +50,7 @@ class Driver:
         self.launched.append(Launched(function, x, threads, stream, tuple(given)))
         return self.codes.pop(0) if self.codes else 0
 
-    def set_current(self, context: int) -> int:
+    def set_current(self, context: int | None) -> int:
         self.contexts.append(context)
         self.context = context
         return 0
@@ -98,17 +99,18 @@ def test_nothing_is_launched_for_no_teams() -> None:
     assert [launched.function for launched in driver.launched] == [101]
 
 
-def test_a_thread_without_context_gets_one() -> None:
-    driver = Driver(words=3, context=None)
+def test_no_more_blocks_are_launched_than_a_number_has_room_for() -> None:
+    driver = Driver(words=3)
+    driver.run(*kernel_of_rows(), 0x1000, 0x2000, (1 << 34) + 8)
+    assert driver.launched[0].blocks & 0xFFFFFFFF == 1 << 31  # which the driver refuses
+
+
+@pytest.mark.parametrize("context", [None, OTHER])
+def test_a_thread_at_another_device_or_none_comes_back_to_it(context: int | None) -> None:
+    driver = Driver(words=3, context=context)
     driver.run(*kernel_of_rows(), 0x1000, 0x2000, 4)
-    assert driver.contexts == [CONTEXT] and not driver.error.value
+    assert driver.contexts == [CONTEXT, context] and not driver.error.value
     assert [launched.function for launched in driver.launched] == [100, 101]
-
-
-def test_a_thread_at_another_device_comes_back_to_it() -> None:
-    driver = Driver(words=3, context=OTHER)
-    driver.run(*kernel_of_rows(), 0x1000, 0x2000, 4)
-    assert driver.contexts == [CONTEXT, OTHER] and [launched.function for launched in driver.launched] == [100, 101]
 
 
 def test_what_fails_is_noted() -> None:

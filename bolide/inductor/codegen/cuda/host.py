@@ -2,8 +2,8 @@
 CPU have, ``void (const int64_t *words)``. So a sequence of launches, and the native driver, do not tell them apart.
 
 The function finds the number of blocks from the sizes, asks torch for the current stream, and calls ``cuLaunchKernel``
-once for each region, with the device's context current: a thread that has none gets it, one that is at another device
-gets its own back. What differs from process to process is in a table of words (`runtime.cuda.host`)."""
+once for each region, with the device's context current for the while: a thread may be at another device, or at none.
+What differs from process to process is in a table of words (`runtime.cuda.host`)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from bolide.inductor.codegen.function_values import FunctionValues
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.machine import Target
 from bolide.inductor.runtime.cuda.host import ERROR, FUNCTIONS, GET_CURRENT, TABLE
+
+_TOO_MANY = 1 << 31  # blocks: the driver refuses so many
 
 
 def host_text(kernel: Kernel, launches: Sequence[Launch], device: int, target: Target) -> str:
@@ -31,6 +33,7 @@ def host_text(kernel: Kernel, launches: Sequence[Launch], device: int, target: T
         run, after = b.new_label("run"), b.new_label("after")
         b.branch(b.compare("icmp sgt", blocks, 0), run, after)
         b.label(run)
+        blocks = b.intrinsic("smin", blocks, b.const(_TOO_MANY, "i64"))
         _launch(b, number, b.convert("trunc", blocks, "i32"), launch.team * launch.teams_per_block, stream, params)
         b.jump(after)
         b.label(after)
@@ -89,8 +92,6 @@ def _entered(b: Builder) -> Value:
 
 
 def _left(b: Builder, before: Value) -> None:
-    """Makes the context current that was before, if it was another device's."""
-    null = Value(b, "null", "ptr", 1)
-    is_other = b.compare("icmp ne", before, _known(b, 3)) & b.compare("icmp ne", before, null)
-    with b.when(is_other):
+    """Makes the context current that was before, or none: torch would take it for the thread's device."""
+    with b.when(b.compare("icmp ne", before, _known(b, 3))):
         b.emit(f"call i32 {_known(b, 1).text}({before})", "i32")
