@@ -19,7 +19,7 @@ from bolide.dynamo.entry.capture import Table, capture
 from bolide.dynamo.guards import texts as guards
 from bolide.dynamo.guards.filters import GuardFailed, GuardFilter
 from bolide.dynamo.guards.sizes import SizeHistory, shape_guards, specialised
-from bolide.dynamo.program.captured import Captured, Guard
+from bolide.dynamo.program.captured import Captured, Effect, Guard, Recipe
 from bolide.dynamo.state import state
 from bolide.functorch.graphs import results
 from bolide.support.errors import Unsupported
@@ -58,7 +58,8 @@ def export(
     """A function that captures one call of `f` and returns an `ExportResult`.
 
     The graph holds calls of torch's functions, or with `aten_graph` functional ATen operations (and `copy_` to written
-    arguments); it holds those, too, where a graph of calls could not do what the program does. Python values are those
+    arguments); it holds those, too, where a graph of calls could not do what the program does. Buffers that a module
+    assigns (``self.n = self.n + 1``) are written at the end. Python values are those
     of the example call. Tensors that are not arguments (parameters, buffers, globals) are attributes of the graph
     module. Sizes of arguments may differ from the example's as far as `guards` say, unless `tracing_mode` is not
     ``"symbolic"``, `assume_static_by_default` is true, or it is None and there are `dynamic_shapes`.
@@ -99,11 +100,13 @@ def export(
             # a graph of torch's own operations; sizes are symbolic where they are marked
             config.patch(capture_branches=False, automatic_dynamic_shapes=False, unrolled_steps=0),
         ):
-            captured, checks = capture_whole(function, given, kwargs, table, shapes)
+            captured, checks = capture_whole(function, given, kwargs, table, shapes, may_assign=True)
         call = graphs.Call(function, given, kwargs, args, list(named), parameters)
         flat = graphs.flat_graph(captured, parameters, aten_graph)
+        buffers = dict(filter(None, (assigned(captured, effect) for effect in captured.effects)))
+        captured.effects = []  # the graph does them
         inputs, result = graphs.rebuilt(call, captured, results(flat.graph))
-        module = graphs.with_signature(call, captured, flat, inputs, result, same_signature)
+        module = graphs.with_signature(call, captured, flat, inputs, result, buffers, same_signature)
         return ExportResult(module, tuple(map(guards.text, checks)))
 
     if not (extra_args or extra_kwargs):
@@ -136,11 +139,12 @@ def capture_whole(
     decompositions: Table,
     shapes: Shapes,
     record_calls: bool = True,
+    may_assign: bool = False,
 ) -> tuple[Captured, list[Guard]]:
     """One call of a function, captured as a whole, and the guards. `record_calls`: also as calls of torch's functions.
 
-    Raises Unsupported for breaks and for effects on Python objects, ConstraintError where the program assumes more of
-    sizes than `shapes` says."""
+    Raises Unsupported for breaks and for effects on Python objects, unless they are assigned buffers and the function
+    `may_assign` these, ConstraintError where the program assumes more of sizes than `shapes` says."""
     reason = guards.busy() or ("a torch function mode is active" if modes.count_functions() else None)
     if reason is not None:
         raise Unsupported(reason, kind="state")
@@ -162,8 +166,9 @@ def capture_whole(
     finally:
         state.stage, state.exporting = None, False
     shapes.check(captured)
-    if captured.effects:
-        effect = captured.effects[0]
+    for effect in captured.effects:
+        if may_assign and assigned(captured, effect) is not None:
+            continue
         raise Unsupported(
             f"the program has an effect that a graph cannot have ({effect.kind})",
             effect.where,
@@ -174,6 +179,25 @@ def capture_whole(
         reason = "the program draws random numbers from a generator of Python's or NumPy's, which a graph cannot have"
         raise Unsupported(reason, None, "draw them outside and pass them", kind="moment")
     return captured, guards.prepare([*captured.guards, *shape_guards(captured)], surroundings)
+
+
+def assigned(captured: Captured, effect: Effect) -> tuple[int, Recipe] | None:
+    """The input that is a buffer of a module's, if an effect is that the module gets another tensor of the same form in
+    its place, and that tensor: an output or an input."""
+    target, name, value = effect.target, effect.key, effect.value
+    if effect.kind != "setitem" or target is None or value is None or name.kind != "constant":
+        return None
+    holder = target.value
+    if target.kind != "source" or holder.kind != "attr" or holder.key != "_buffers":
+        return None
+    at = next((at for at, s in enumerate(captured.inputs) if s.base == holder and s.key == name.value), None)
+    if at is None or not (value.kind == "output" or (value.kind == "source" and value.value in captured.inputs)):
+        return None
+    given = captured.trace.inputs[captured.inputs.index(value.value)] if value.kind == "source" else None
+    now, before = captured.outputs[value.value] if given is None else given, captured.examples[at]
+    fixed = all(type(size) is int for size in now.shape)
+    same = fixed and (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device)
+    return (at, value) if same else None
 
 
 # ---- optimize --------------------------------------------------------------------------------------------------------

@@ -223,11 +223,18 @@ def rebuilt(call: Call, captured: Captured, values: tuple[object, ...]) -> tuple
 
 
 def with_signature(
-    call: Call, captured: Captured, flat: fx.GraphModule, inputs: Sequence[object], result: object, same: bool
+    call: Call,
+    captured: Captured,
+    flat: fx.GraphModule,
+    inputs: Sequence[object],
+    result: object,
+    buffers: Mapping[int, Recipe],
+    same: bool,
 ) -> fx.GraphModule:
     """The flat graph behind the signature of the function: inputs that are leaves of the arguments become placeholders,
-    others attributes; sizes are read from them. Unless the signature is to be the `same`, the graph takes the tensors
-    that it reads, and returns those that the function returns, one by one.
+    others attributes; sizes are read from them. Of inputs that are assigned `buffers` a copy is read; the values are
+    written to them at the end. Unless the signature is to be the `same`, the graph takes the tensors that it reads, and
+    returns those that the function returns, one by one.
     """
     leaves, in_spec = pytree.tree_flatten((call.given, call.kwargs))
     graph = fx.Graph()
@@ -246,6 +253,11 @@ def with_signature(
             place[id(value)] = graph.create_node("get_attr", name, name=name)
         place[id(value)].meta.update(node.meta)
         known[node] = place[id(value)]
+    written = {at: known[slot] for at, slot in enumerate(placeholders(flat.graph)) if at in buffers}
+    for at, slot in written.items():
+        copy = graph.call_function(aten.clone.default, (slot,))
+        copy.meta.update(slot.meta)
+        place[id(inputs[at])] = known[placeholders(flat.graph)[at]] = copy
     numbers = placeholders(flat.graph)[len(captured.inputs) :]
     for node, symbol in zip(numbers, captured.sizes):
         tensor, dim = symbol.places[0]
@@ -253,9 +265,13 @@ def with_signature(
         known[node] = graph.call_function(aten.sym_size.int, (slot, dim))
         known[node].meta.update(node.meta)
     graph.graph_copy(flat.graph, known)
+    for at, slot in written.items():
+        is_output, index = buffers[at].kind == "output", buffers[at].value
+        node = results(flat.graph)[index] if is_output else placeholders(flat.graph)[captured.inputs.index(index)]
+        graph.call_function(aten.copy_.default, (slot, known[node])).meta.update(slot.meta)
     leaves, out_spec = pytree.tree_flatten(result)
     graph.output([known[v] if isinstance(v, fx.Node) else _constant(v, place) for v in leaves])
-    for node in numbers:
+    for node in (*numbers, *(placeholders(flat.graph)[at] for at in buffers)):
         if not known[node].users:
             graph.erase_node(known[node])
     _state_assertions(graph)

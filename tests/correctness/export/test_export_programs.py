@@ -417,3 +417,56 @@ def test_warnings_are_for_who_exports() -> None:
     assert {warning.filename for warning in seen} == {__file__}
     x = torch.randn(3)
     agree(graph(x), x.sin())  # and does not warn
+
+
+class Assigning(nn.Module):
+    """Buffers that are given other tensors: one that was not read, two that change places, one of a part, and one
+    whose earlier value is returned and differentiated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("count", "last", "one", "two"):
+            self.register_buffer(name, torch.randn(3))
+        self.norm = nn.BatchNorm1d(3).eval()
+
+    def forward(self, x: Tensor) -> Any:
+        before, y = self.count, x * self.count
+        self.count = self.count * 2 + x.sum(0).detach()
+        self.last = x.detach().amax(0)
+        self.one, self.two = self.two, self.one
+        self.norm.running_mean = self.norm.running_mean * 2
+        return before, self.norm(y) * self.one, self.last, self.norm.running_mean
+
+
+@LEVELS
+def test_assigned_buffers_are_written(aten: bool) -> None:
+    eager, mod = Assigning(), Assigning()
+    mod.load_state_dict(eager.state_dict())
+    gm = exported(mod, torch.randn(4, 3), aten_graph=aten)
+    agree(mod.state_dict(), eager.state_dict())
+    for size in (5, 4, 7):
+        x = torch.randn(size, 3, requires_grad=True)
+        wanted, found = eager(x), gm(x)
+        agree(found, wanted)
+        agree(mod.state_dict(), eager.state_dict())
+        gradients = [torch.autograd.grad(out[1].square().sum(), x)[0] for out in (wanted, found)]
+        agree(*gradients)
+
+
+@LEVELS
+@pytest.mark.parametrize("other", [Tensor.double, Tensor.sum, lambda x: x.expand(2, 3), lambda x: None, nn.Buffer])
+def test_buffers_that_get_another_form_are_refused(other: Any, aten: bool) -> None:
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("one", torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.one = other(x)
+            return x + 1
+
+    mod = Other()
+    before = mod.one
+    with pytest.raises(bolide.Unsupported, match="effect that a graph cannot have"):
+        exported(mod, torch.randn(3), aten_graph=aten)
+    assert mod.one is before
