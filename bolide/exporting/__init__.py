@@ -69,7 +69,8 @@ def export(
     ``{dimension: ...}`` or a sequence with an entry for each dimension. A ``torch.export.Dim`` or a text names the
     size: sizes of one name are equal, and the program may assume nothing of it but its `min` and `max`. ``Dim.AUTO``
     leaves it to the program whether the size is fixed, ``Dim.STATIC``, None and an integer fix it, anything else only
-    says that it differs. Dimensions marked by `mark_dynamic` are taken as well.
+    says that it differs. Integers may be ``Dim.DYNAMIC``, ``Dim.AUTO`` or ``Dim.STATIC``. Dimensions marked by
+    `mark_dynamic` are taken as well.
     same_signature: without it the graph takes and returns tensors only, one by one.
     The other arguments are PyTorch's and change nothing: floats are always constants, composite operations are always
     decomposed, shapes are always guards. `extra_args` and `extra_kwargs` are the call itself, which is deprecated.
@@ -94,7 +95,7 @@ def export(
         if not isinstance(f, types.FunctionType):
             function, given = call_target, (f, *args)
         named, parameters = bound(f, args, kwargs)
-        shapes = Shapes()
+        shapes = Shapes(function, list(named))
         with (
             shapes.marked(dynamic_shapes, named, static or tracing_mode != "symbolic"),
             # a graph of torch's own operations; sizes are symbolic where they are marked
@@ -106,7 +107,7 @@ def export(
         buffers = dict(filter(None, (assigned(captured, effect) for effect in captured.effects)))
         captured.effects = []  # the graph does them
         inputs, result = graphs.rebuilt(call, captured, results(flat.graph))
-        module = graphs.with_signature(call, captured, flat, inputs, result, buffers, same_signature)
+        module = graphs.with_signature(call, captured, flat, inputs, result, buffers, shapes.path, same_signature)
         return ExportResult(module, tuple(map(guards.text, checks)))
 
     if not (extra_args or extra_kwargs):
@@ -149,6 +150,7 @@ def capture_whole(
     if reason is not None:
         raise Unsupported(reason, kind="state")
     history = SizeHistory(getattr(function, "__qualname__", ""), reads_data=False)
+    history.marked = shapes.mark_of if shapes.numbers else None
     once = functools.partial(
         capture,
         *(function, args, kwargs, history),

@@ -7,7 +7,7 @@ import functools
 import inspect
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from bolide.tracing.called.ordinary import with_operators
 from bolide.tracing.described import describe
 from bolide.tracing.meta import meta_of
 from bolide.tracing.numbers import data
+from bolide.tracing.wrappers import Value
 
 aten = torch.ops.aten
 _KEPT = ("nn_module_stack", "source_fn_stack", "stack_trace")
@@ -229,12 +230,13 @@ def with_signature(
     inputs: Sequence[object],
     result: object,
     buffers: Mapping[int, Recipe],
+    path: Callable[[Source], tuple[object, ...] | None],
     same: bool,
 ) -> fx.GraphModule:
     """The flat graph behind the signature of the function: inputs that are leaves of the arguments become placeholders,
-    others attributes; sizes are read from them. Of inputs that are assigned `buffers` a copy is read; the values are
-    written to them at the end. Unless the signature is to be the `same`, the graph takes the tensors that it reads, and
-    returns those that the function returns, one by one.
+    others attributes; sizes are read from them, and integers found at their `path`. Of inputs that are assigned
+    `buffers` a copy is read; the values are written to them at the end. Unless the signature is to be the `same`, the
+    graph takes the tensors and integers that it reads, and returns tensors, one by one.
     """
     leaves, in_spec = pytree.tree_flatten((call.given, call.kwargs))
     graph = fx.Graph()
@@ -260,9 +262,12 @@ def with_signature(
         place[id(inputs[at])] = known[placeholders(flat.graph)[at]] = copy
     numbers = placeholders(flat.graph)[len(captured.inputs) :]
     for node, symbol in zip(numbers, captured.sizes):
-        tensor, dim = symbol.places[0]
-        slot = place[id(inputs[captured.inputs.index(tensor)])]
-        known[node] = graph.call_function(aten.sym_size.int, (slot, dim))
+        source, dim = symbol.places[0]
+        if dim is None:
+            known[node] = _at(call, pytree.tree_unflatten(slots, in_spec), path(source))
+        else:
+            slot = place[id(inputs[captured.inputs.index(source)])]
+            known[node] = graph.call_function(aten.sym_size.int, (slot, dim))
         known[node].meta.update(node.meta)
     graph.graph_copy(flat.graph, known)
     for at, slot in written.items():
@@ -272,7 +277,7 @@ def with_signature(
     leaves, out_spec = pytree.tree_flatten(result)
     graph.output([known[v] if isinstance(v, fx.Node) else _constant(v, place) for v in leaves])
     for node in (*numbers, *(placeholders(flat.graph)[at] for at in buffers)):
-        if not known[node].users:
+        if not known[node].users and known[node].op != "placeholder":
             graph.erase_node(known[node])
     _state_assertions(graph)
     for name, part in flat.named_modules():
@@ -289,6 +294,15 @@ def with_signature(
         _unwrap(graph, slots)
     describe(graph, replace=True)
     return fx.GraphModule(attributes, graph, "Exported")
+
+
+def _at(call: Call, slots: Value, path: tuple[object, ...] | None) -> fx.Node:
+    """The placeholder of an argument's leaf, of those that stand for the call's arguments."""
+    assert path is not None
+    found: Value = dict(zip(call.names, (*slots[0], *slots[1].values())))
+    for key in path:
+        found = found[key]
+    return found  # type: ignore[no-any-return]
 
 
 def _unwrap(graph: fx.Graph, slots: Sequence[fx.Node]) -> None:

@@ -5,21 +5,26 @@ as marks, and afterwards the program is checked against it.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from bolide.compiling import call_target
 from bolide.dynamo.guards.sizes import Mark, mark, marks_of
 from bolide.dynamo.program import sources
-from bolide.dynamo.program.captured import Captured, Symbol
+from bolide.dynamo.program.captured import Captured, Source, Symbol
 from bolide.support.errors import ConstraintError, unknown_name
 from bolide.symbolic import Expr
 
 Formula = Callable[..., Any]
+
+Path = tuple[object, ...]
+"""The name of an argument, and the keys to what it holds."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,15 @@ class Name:
 
 class Shapes:
     """The sizes of one call's arguments that may differ. `names`: those of dimensions of tensors, by the tensor's id
-    and the dimension; `sizes`: of each name in this call.
+    and the dimension; `sizes`: of each name in this call; `numbers`: the kinds of marks of integers, by their paths.
+    `function` is what is called, `arguments` the names of its arguments, as `bound` gives them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[..., object] | None = None, arguments: Sequence[str] = ()) -> None:
+        self.function, self.arguments = function, list(arguments)
         self.names: dict[tuple[int, int], Name] = {}
         self.sizes: dict[str, int] = {}
+        self.numbers: dict[Path, str] = {}
         self._before: list[tuple[torch.Tensor, dict[str, object]]] = []
 
     @contextlib.contextmanager
@@ -60,11 +68,37 @@ class Shapes:
                 vars(tensor).clear()
                 vars(tensor).update(attributes)
 
+    def path(self, source: Source) -> Path | None:
+        """The name of an argument, and the keys that lead from it to what is found at `source`; None of what is not
+        found so."""
+        root, *steps = reversed([*source.steps()])
+        if self.function is None or root.kind != "local" or any(s.kind not in ("item", "dict_value") for s in steps):
+            return None
+        keys = [step.key for step in steps]
+        if root.key in self.arguments:
+            return root.key, *keys
+        parameters = [*inspect.signature(self.function).parameters.values()]
+        gathers = next((p.kind for p in parameters if p.name == root.key), None)
+        if gathers is inspect.Parameter.VAR_POSITIONAL and keys:
+            named = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+            first = named - (self.function is call_target)
+            return self.arguments[first + keys[0]], *keys[1:]
+        return tuple(keys) if gathers is inspect.Parameter.VAR_KEYWORD and keys else None
+
+    def mark_of(self, source: Source) -> str | None:
+        """The kind of mark of an integer."""
+        kind = self.numbers.get(self.path(source) or ())
+        return None if kind == "static" else kind
+
     def _keep(self, tensor: torch.Tensor) -> None:
         self._before.append((tensor, dict(vars(tensor))))
 
-    def _mark(self, value: Any, shapes: Any, path: str) -> None:
+    def _mark(self, value: Any, shapes: Any, path: str, keys: Path = ()) -> None:
         if shapes is None:
+            return
+        if type(value) is int and self.function is not None and _hint(shapes) is not None:
+            argument = self.arguments[keys[0]] if isinstance(keys[0], int) else keys[0]
+            self.numbers[(argument, *keys[1:])] = _meaning(shapes)[0]
             return
         if not isinstance(shapes, (Mapping, list, tuple)):
             raise TypeError(
@@ -79,7 +113,7 @@ class Shapes:
         for key, part in parts:
             if isinstance(value, Mapping) and key not in value:
                 raise ValueError(unknown_name("argument or key in dynamic_shapes", key, map(str, value)))
-            self._mark(value[key], part, f"{path}[{key!r}]" if path else str(key))
+            self._mark(value[key], part, f"{path}[{key!r}]" if path else str(key), (*keys, key))
 
     def _mark_dimension(self, tensor: torch.Tensor, dim: int, wanted: Any, path: str) -> None:
         kind, name = _meaning(wanted)
@@ -136,7 +170,7 @@ def _meaning(wanted: object) -> tuple[str, Name | None]:
 
     A `torch.export.Dim` or a text is a name; ``Dim.AUTO`` leaves it to the program, ``Dim.STATIC``, None and an integer
     fix the size, ``Dim.DYNAMIC`` and anything else only says that it differs."""
-    hint = getattr(getattr(wanted, "type", None), "name", None)
+    hint = _hint(wanted)
     if wanted is None or hint == "STATIC" or type(wanted) is int:
         return "static", None
     if hint is not None:
@@ -148,6 +182,11 @@ def _meaning(wanted: object) -> tuple[str, Name | None]:
         derived = None if root is None or formula is None else (root.__name__, formula)
         return "dynamic", Name(wanted.__name__, derived)
     return "dynamic", None
+
+
+def _hint(wanted: object) -> str | None:
+    """The name of ``Dim.DYNAMIC`` and the like."""
+    return getattr(getattr(wanted, "type", None), "name", None)
 
 
 def _bound(bound: object) -> int | None:

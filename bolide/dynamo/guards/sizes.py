@@ -7,7 +7,7 @@ far share one symbol.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,6 +190,7 @@ class SizeHistory:
         self.reads_data = reads_data
         self.captures: list[dict[Source, Values]] = []
         self.fixed: dict[Place, set[float]] = {}  # the values that the program needed to know
+        self.marked: Callable[[Source], str | None] | None = None  # the kind of mark of an integer (`Mark`)
         self.told: set[tuple[Source, float, str]] = set()
         self.learnt = Learnt()
         self.reads_anew = False  # whether data that has changed is read as well
@@ -349,6 +350,9 @@ class Symbols:
 
     def of_int(self, source: Source, value: int, name: str) -> int | torch.SymInt:
         """An integer from outside: a symbol if it changes, else itself."""
+        mark = self.history.marked and self.history.marked(source)
+        if mark is not None and not self.history.is_fixed((source, None), value):
+            return self.integer(source, value, name, mark == "dynamic")
         fixed_by = "specialize_int" if config.specialize_int else None
         return self.integer(source, value, name) if self._changes_number(source, value, fixed_by) else value
 
@@ -420,9 +424,11 @@ class Symbols:
 
     def is_settled(self, source: Source, value: Any) -> bool:
         """Whether a container of constants has been the same in every capture so far, so that it may be guarded as a
-        whole. With dynamic=True the integers in an argument are symbols from the start, as those beside it."""
+        whole. With dynamic=True the integers in an argument are symbols from the start, as those beside it; some may be
+        where there are marks."""
         self.met[Source("attr", source, None)] = (tuple(value),)
-        if self._meet_items(source, value) and self.history.dynamic and _is_argument(source):
+        may_be_symbols = self.history.dynamic or self.history.marked is not None
+        if self._meet_items(source, value) and may_be_symbols and _is_argument(source):
             return False
         past = self.history.past(Source("attr", source, None), 1)
         return all(old is None or old[0] == tuple(value) for old in past)

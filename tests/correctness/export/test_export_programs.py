@@ -470,3 +470,34 @@ def test_buffers_that_get_another_form_are_refused(other: Any, aten: bool) -> No
     with pytest.raises(bolide.Unsupported, match="effect that a graph cannot have"):
         exported(mod, torch.randn(3), aten_graph=aten)
     assert mod.one is before
+
+
+class Counted(nn.Module):
+    def forward(self, x: Tensor, rest: dict[str, int], *more: int, **named: Any) -> Any:
+        return x[: rest["rows"]] * more[1] + named["k"][0], rest["rows"] * 2 + more[0]
+
+
+@LEVELS
+def test_integers_may_be_dynamic(aten: bool) -> None:
+    shapes = {"x": {0: Dim.AUTO}, "rest": {"rows": Dim.DYNAMIC}, "more_1": Dim.AUTO, "k": [Dim.DYNAMIC]}
+    gm = exported_with(Counted(), aten, shapes, torch.randn(5, 3), {"rows": 3}, 2, 7, k=[3])
+    for rows, times, k, size in ((2, 7, 5, 5), (4, 8, 3, 6), (3, -1, 0, 4)):
+        args = torch.randn(size, 3), {"rows": rows}, 2, times
+        agree(gm(*args, k=[k]), Counted()(*args, k=[k]))
+    gm = exported_with(lambda x, n, m: x * n + n * m, aten, (None, Dim.DYNAMIC, Dim.STATIC), torch.ones(3), 4, 4)
+    agree(gm(torch.ones(3), 6, 4), torch.full((3,), 30.0))
+
+
+def exported_with(f: Any, aten: bool, shapes: Any, *args: Any, **kwargs: Any) -> Any:
+    return bolide.dynamo.export(f, aten_graph=aten, dynamic_shapes=shapes)(*args, **kwargs).graph_module
+
+
+def test_programs_for_one_value_of_a_dynamic_integer_are_refused() -> None:
+    def once(x: Tensor, n: int) -> Tensor:
+        return x + 1 if n == 4 else x
+
+    with pytest.raises(bolide.ConstraintError, match="n == 4 only"):
+        exported(once, torch.ones(2), 4, dynamic_shapes=(None, Dim.DYNAMIC))
+    agree(exported(once, torch.ones(2), 4, dynamic_shapes=(None, Dim.AUTO))(torch.ones(2), 4), torch.full((2,), 2.0))
+    with pytest.raises(TypeError, match="where a dict or a sequence"):
+        exported(once, torch.ones(2), 4.0, dynamic_shapes=(None, Dim.DYNAMIC))
