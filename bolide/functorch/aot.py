@@ -246,7 +246,7 @@ def backward_of(
     needed = partial(_needed, of, graph_for)
     backward = Backward(crossing, compiled_for, module_for, needed, twice, eager, request.title)
     if request.plain:
-        backward.compiled_for(())
+        _ = backward.compiled[()]
     return backward
 
 

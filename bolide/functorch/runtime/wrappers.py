@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx as fx
@@ -33,6 +33,8 @@ from bolide.tracing.modes import interruptible
 _Tensor = torch.Tensor
 _set_grad_enabled = torch._C._set_grad_enabled
 _is_inference = torch._C.TensorBase.is_inference
+_is_grad_enabled = torch.is_grad_enabled
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _version = operator.attrgetter("_version")
 _hooks_of_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -174,6 +176,9 @@ class Crossing:
     histories: tuple[int, ...] = ()
 
 
+Pick = Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
+"""Gives some tensors of those that it is given."""
+
 BackwardFor = Callable[[tuple[int, ...]], Runner]
 """Compiles the backward for the case that the tangents of these results do not come."""
 
@@ -202,7 +207,7 @@ class Backward:
         self.crossing, self.module_for, self.needed, self.title = crossing, module_for, needed, title
         self.told: Callable[[tuple[int, ...], Runner], None] | None = None  # of each backward that is compiled
         self.twice, self.eager = twice, eager
-        self.compiled_for = _once_per_key(compiled_for)
+        self.compiled = _OncePerKey(compiled_for)
         self.expected = [(at, stride) for at, stride in enumerate(crossing.tangents) if stride is not None]
 
     def backward(self, ctx: Any, tangents: Tangents) -> tuple[Any, ...]:
@@ -234,41 +239,54 @@ class Backward:
     def _gradients(self, ctx: Any, tangents: Tangents, saved: Sequence[Any] | None = None) -> tuple[Any, ...]:
         """`saved`: what the forward has saved, where it was unpacked before."""
         inputs: Sequence[Any] | None = None
-        if torch.is_grad_enabled():
+        twice = _is_grad_enabled()
+        if twice:
             inputs = _recalled(ctx, self.crossing)
             derived = None if inputs is None or self.twice is None else self.twice(inputs, ctx.kept, tangents)
             if derived is not None:
                 return derived
-        missing = tuple([at for at, _ in self.expected if tangents[at] is None])
-        values = self._saved(ctx, missing) if saved is None else [*saved]
-        run = self.compiled_for(missing)
+        given: list[torch.Tensor] = []
+        missing: tuple[int, ...] = ()
         for at, stride in self.expected:
             tangent = tangents[at]
-            if tangent is not None:
-                values.append(_laid_out(tangent, with_sizes(stride, ctx.sizes) if ctx.sizes else stride))
-        if torch._C._is_any_autocast_enabled():
+            if tangent is None:
+                missing += (at,)
+                continue
+            if ctx.sizes:
+                stride = with_sizes(stride, ctx.sizes)
+            if tangent.stride() != stride or tangent.is_conj() or tangent.is_neg():
+                tangent = _laid_out(tangent, stride)
+            given.append(tangent)
+        if saved is not None:
+            values = [*saved]
+        elif self.crossing.histories:
+            values = self._of_histories(ctx, missing)
+        else:
+            values = _unpacked(ctx)
+            ctx.maybe_clear_saved_tensors()
+        values += given
+        run = self.compiled[missing]
+        if _is_any_autocast_enabled():
             run = without_autocast(run)
-        if not torch.is_grad_enabled():
+        if not twice:
             return tuple(run(values))
         return _not_twice(without_grad(run)(values), inputs or ())
 
-    def _saved(self, ctx: Any, missing: tuple[int, ...]) -> list[object]:
+    def _of_histories(self, ctx: Any, missing: tuple[int, ...]) -> list[object]:
         """The saved values, which are released now, but for those of histories that get no tangents yet."""
-        of = self.crossing.histories
-        rest: Rest | None = ctx.rest if of else None
-        asked = frozenset([of[at] for at, _ in self.expected if at not in missing]) if of else frozenset()
+        of, rest = self.crossing.histories, cast(Rest | None, ctx.rest)
+        asked = frozenset([of[at] for at, _ in self.expected if at not in missing])
         if rest is not None and not asked & rest.derived:
             values = rest.taken(partial(self.needed, missing))
         else:
-            values = [*_unpacked(ctx), *ctx.numbers]
+            values = _unpacked(ctx)
             ctx.maybe_clear_saved_tensors()
-        if of:
-            derived = asked if rest is None else asked | rest.derived
-            ctx.rest = Rest.after(derived, [*values], rest) if derived < set(of) else None
+        derived = asked if rest is None else asked | rest.derived
+        ctx.rest = Rest.after(derived, [*values], rest) if derived < set(of) else None
         return values
 
     def _transformed(self, ctx: Any, tangents: Tangents) -> tuple[Any, ...]:
-        saved = [*_unpacked(ctx), *ctx.numbers]
+        saved = _unpacked(ctx)
         gradients = through(lambda items: self._gradients(ctx, items, saved), partial(self._replayed, ctx), tangents)
         ctx.maybe_clear_saved_tensors()
         return tuple(gradients)
@@ -305,6 +323,11 @@ def _not_twice(gradients: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ..
     return tuple([None if gradient is None else next(rest) for gradient in gradients])
 
 
+_USUAL: Mapping[str, object] = {"kept": (), "sizes": None, "rest": None}
+"""What a node carries where its call has nothing to carry, as attributes of all nodes; but for what `inlined` reads,
+since capture knows a node by its own attributes."""
+
+
 def differentiable(
     run: Runner,
     derivative: Backward,
@@ -319,7 +342,10 @@ def differentiable(
     have been released. With `anchored` results go back to leaves made inside only: the node gets one more input that
     requires grad, so that they do. `whole_pass` is what compiles a captured backward pass that the node is a part of.
     """
+    count = crossing.results
     untracked = [index for index, stride in enumerate(crossing.tangents) if stride is None]
+    read, saved = _picked(crossing.read), _picked(crossing.tensors)
+    more = bool(crossing.numbers or crossing.kept or crossing.symbols)
 
     class CompiledFunction(torch.autograd.Function):
         whole = whole_pass
@@ -327,19 +353,27 @@ def differentiable(
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
             inputs = inputs[:-1] if anchored else inputs
-            ctx.inputs, ctx.versions = _remembered(inputs, crossing)
+            ctx.remembered = _remembered(inputs, read, crossing.loose)
+            results = [*run([*inputs])]
             # autograd forbids writing to views that a custom function made; to us they are only memory
-            results = [v.detach() if isinstance(v, _Tensor) and v._is_view() else v for v in run([*inputs])]
-            _save(ctx, [*inputs, *results], crossing)
+            for place, value in enumerate(results):
+                if isinstance(value, _Tensor) and value._is_view():
+                    results[place] = value.detach()
+            pool = (*inputs, *results)
+            tensors = saved(pool)
+            ctx.save_for_backward(*tensors)
+            ctx.materialize_grads = False
+            ctx.layouts, ctx.numbers = None, ()
+            if more:
+                _carry(ctx, pool, crossing)
+            if _hooks_of_saved_tensors(True) is not None:
+                ctx.layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
             for place, alias in crossing.shared.items():
                 owner = inputs[int(alias.index)] if alias.kind == "input" else results[int(alias.index)]
                 results[place] = with_views(owner.detach(), with_sizes(alias.chain, ctx.sizes)).detach()
-            ctx.set_materialize_grads(False)
-            if crossing.histories:
-                ctx.rest = None
             if untracked:
                 ctx.mark_non_differentiable(*[results[i] for i in untracked if isinstance(results[i], torch.Tensor)])
-            return tuple(results[: crossing.results])
+            return tuple(results[:count])
 
         @staticmethod
         def backward(ctx: Any, *tangents: Any) -> Any:
@@ -353,6 +387,8 @@ def differentiable(
 
     # What the engine calls. Capture goes through the class's `backward`, and is told apart there.
     CompiledFunction._backward_cls.apply = backward  # type: ignore[attr-defined]
+    for name, usual in _USUAL.items():
+        setattr(CompiledFunction._backward_cls, name, usual)  # type: ignore[attr-defined]
 
     # The engine's own `apply`: that of `Function` looks for wrappers of transforms, in which no graph runs.
     apply = super(torch.autograd.Function, CompiledFunction).apply
@@ -369,15 +405,16 @@ def differentiable(
     return wrapped
 
 
-def _save(ctx: Any, pool: Sequence[Any], crossing: Crossing) -> None:
-    """Keep for the backward what goes over to it of the inputs and results in `pool`."""
-    saved = [pool[index] for index in crossing.tensors]
-    ctx.save_for_backward(*saved)
-    hooked = _hooks_of_saved_tensors(True) is not None
-    ctx.layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in saved] if hooked else None
-    ctx.numbers = [pool[index] for index in crossing.numbers] if crossing.numbers else ()
-    ctx.kept = [pool[place] for place in crossing.kept] if crossing.kept else ()
-    ctx.sizes = {name: pool[place] for name, place in crossing.symbols.items()} if crossing.symbols else None
+def _carry(ctx: Any, pool: Sequence[object], crossing: Crossing) -> None:
+    """Keep for the backward what goes over to it of the inputs and results in `pool`, besides tensors."""
+    ctx.numbers = [pool[index] for index in crossing.numbers]
+    ctx.kept = [pool[place] for place in crossing.kept]
+    ctx.sizes = {name: pool[place] for name, place in crossing.symbols.items()}
+
+
+def _picked(places: tuple[int, ...]) -> Pick:
+    """What gives the tensors at these places."""
+    return operator.itemgetter(*places) if len(places) > 1 else lambda pool: tuple([pool[place] for place in places])
 
 
 def dropping_absent(run: Runner, flags: Sequence[int]) -> Runner:
@@ -394,20 +431,19 @@ def dropping_absent(run: Runner, flags: Sequence[int]) -> Runner:
     return wrapped
 
 
-def _unpacked(ctx: Any) -> Sequence[torch.Tensor]:
-    """The saved tensors; those that went through hooks are brought into the layout and the dtype that they had."""
-    saved: Sequence[torch.Tensor] = ctx.saved_tensors
+def _unpacked(ctx: Any) -> list[object]:
+    """The saved values; tensors that went through hooks are brought into the layout and the dtype that they had."""
     if ctx.layouts is None:
-        return saved
-    values = []
-    for tensor, (shape, stride, dtype, device) in zip(saved, ctx.layouts):
+        return [*ctx.saved_tensors, *ctx.numbers]
+    values: list[object] = []
+    for tensor, (shape, stride, dtype, device) in zip(ctx.saved_tensors, ctx.layouts):
         if tensor.shape != shape:
             raise WrongResult(
                 f"a hook of saved tensors gave a tensor of shape {list(tensor.shape)}; what was saved has shape "
                 f"{list(shape)}\n  remedy: let the hook that unpacks give what the hook that packs was given"
             )
         values.append(_laid_out(tensor.to(device, dtype), stride))
-    return values
+    return [*values, *ctx.numbers]
 
 
 def _laid_out(tangent: torch.Tensor, stride: tuple[Any, ...]) -> torch.Tensor:
@@ -416,46 +452,44 @@ def _laid_out(tangent: torch.Tensor, stride: tuple[Any, ...]) -> torch.Tensor:
     return torch.empty_strided(tangent.shape, stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
 
 
-def _remembered(inputs: tuple[Any, ...], crossing: Crossing) -> tuple[Sequence[Any], list[int] | None]:
+def _remembered(inputs: tuple[Any, ...], read: Pick, loose: Sequence[int]) -> tuple[Sequence[Any], list[int]] | None:
     """The inputs for a later derivation of the backward, without keeping alive what nothing else does, and the versions
     of those that autograd does not watch (None: they have none)."""
     try:
-        versions = [inputs[index]._version for index in crossing.read]
+        versions = list(map(_version, read(inputs)))
     except RuntimeError:  # inference tensors do not count writes
-        return (), None
-    if not crossing.loose:
+        return None
+    if not loose:
         return inputs, versions
     kept = [*inputs]
-    for index in crossing.loose:
+    for index in loose:
         kept[index] = weakref.ref(kept[index])
     return kept, versions
 
 
 def _recalled(ctx: Any, crossing: Crossing) -> list[Any] | None:
     """The inputs with their history; None if one is gone, or was written to since."""
-    if ctx.versions is None:
+    if ctx.remembered is None:
         return None
-    inputs = [*ctx.inputs]
+    inputs, versions = [*ctx.remembered[0]], ctx.remembered[1]
     for index in crossing.loose:
         inputs[index] = inputs[index]()
     for index, saved in zip(crossing.tensors, ctx.saved_tensors):
         if index < len(inputs):
             inputs[index] = saved
     now = [None if inputs[index] is None else inputs[index]._version for index in crossing.read]
-    return inputs if now == ctx.versions else None
+    return inputs if now == versions else None
 
 
-def _once_per_key(make: BackwardFor) -> BackwardFor:
+class _OncePerKey(dict[tuple[int, ...], Runner]):
     """Remembers what was made for each key; several threads may ask at once, one makes."""
-    compiled: dict[tuple[int, ...], Runner] = {}
 
-    def get(key: tuple[int, ...]) -> Runner:
-        run = compiled.get(key)
-        if run is None:
-            with compiling, interruptible():
-                run = compiled.get(key)
-                if run is None:
-                    run = compiled[key] = make(key)
+    def __init__(self, make: BackwardFor) -> None:
+        self._make = make
+
+    def __missing__(self, key: tuple[int, ...]) -> Runner:
+        with compiling, interruptible():
+            run = self.get(key)
+            if run is None:
+                run = self[key] = self._make(key)
         return run
-
-    return get
