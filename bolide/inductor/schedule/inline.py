@@ -99,7 +99,7 @@ def _kept_in_memory(program: Program) -> frozenset[str]:
 
 def _worth(definition: Computed, readers: list[Definition], machine: Machine, times: Lifetimes) -> bool:
     """Whether readers compute the definition themselves. If they run later, what it is made of lives longer for that:
-    it may not be twice as large."""
+    it may not be twice as large. (A reader of nothing else can run next, when both lie in memory anyway.)"""
     if definition.reduce_op is not None:
         return False
     ops = [node.op for node in nodes_below((definition.value,))]
@@ -111,8 +111,9 @@ def _worth(definition: Computed, readers: list[Definition], machine: Machine, ti
         return False
     again = sum([number for number, _ in points]) > 1
     expands = any(_iterations(reader) is not volume(definition.shape) for reader in readers)
-    later = times.last.get(definition.name, 0)
-    if later > times.wave[definition.name] and times.wasted(reads(definition), (definition.name,), later) > 0:
+    next_wave, later = times.wave[definition.name] + 1, times.last.get(definition.name, 0)
+    waits = later > next_wave or (later == next_wave and any(set(reads(each)) != {definition.name} for each in readers))
+    if waits and times.wasted(reads(definition), (definition.name,), later) > 0:
         return False
     if loads <= 1 and work <= machine.free_work:
         return True
