@@ -344,13 +344,14 @@ def test_an_effect_that_raises_as_in_eager() -> None:
 def test_mistakes_in_a_backward_that_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward is over, and what it has saved is gone: an error says whose backward it is and what to do."""
     x = torch.randn(3, 4, requires_grad=True)
-    total = bolide.compile(lambda x: (x * 2).sin().sum())(x)
+    result = bolide.compile(lambda x: (x * 2).sin())(x)
+    tangent = torch.randn(4, 3).t()  # laid out otherwise than the result
     monkeypatch.setattr(wrappers, name, _mistake("attribute"))
     twice = name in ("_recalled", "without_grad")
     if name == "without_grad":
         monkeypatch.setattr(wrappers, "_recalled", lambda *args: None)
     with pytest.raises(HalfwayError, match=r"<lambda> \(its backward pass\)(.|\n)*BR0709(.|\n)*remedy"):
-        torch.autograd.grad(total, x, create_graph=twice)
+        torch.autograd.grad(result, x, tangent, create_graph=twice)
 
 
 @pytest.mark.parametrize("kind", list(MISTAKES))
