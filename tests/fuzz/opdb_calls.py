@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,11 +55,10 @@ class Subject:
     kind: str  # "op" or "module"
     info: Any
 
-    def dtypes(self, every: bool) -> list[torch.dtype]:
-        """The dtypes that it is swept with on the CPU."""
+    def dtypes(self, asked: Sequence[torch.dtype]) -> list[torch.dtype]:
+        """The dtypes that it is swept with on the CPU: those of `asked` that it takes; by default one."""
         known = self.info.dtypes
-        found = [dtype for dtype in DTYPES if dtype in known]
-        return found if every else found[:1]
+        return [dtype for dtype in asked if dtype in known] if asked else [d for d in DTYPES if d in known][:1]
 
     def samples(self, dtype: torch.dtype) -> Iterator[tuple[Any, Arguments]]:
         """(function, arguments) of each sample, gradients asked for where there are any."""

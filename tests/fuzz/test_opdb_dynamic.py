@@ -3,7 +3,7 @@ dtypes and strides; and other sizes are no reason to compile again, unless bolid
 
 By hand, each operation in a process of its own (a crash or a timeout is a finding as well):
 `python tests/fuzz/test_opdb_dynamic.py --backend inductor --jobs 8 [--ops NAME,NAME] [--shard 0/4] [--static]
-[--layouts] [--dtypes all] [--seed N] [--most N] [--report FILE]`.
+[--layouts] [--dtypes all|NAME,NAME] [--seed N] [--most N] [--report FILE]`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 import torch
-from opdb_calls import REFUSALS, UNCHECKED, Arguments, Subject, by_name, cloned, own, series, subjects
+from opdb_calls import DTYPES, REFUSALS, UNCHECKED, Arguments, Subject, by_name, cloned, own, series, subjects
 from opdb_tools import rearranged
 from told import Told, strides
 from torch.utils import _pytree as pytree
@@ -354,7 +354,7 @@ class Options:
     """How a sweep is run."""
 
     dynamic: bool
-    every_dtype: bool
+    dtypes: tuple[torch.dtype, ...]  # () for one of each operation
     most: int
     seed: int
     layouts: bool = False
@@ -365,7 +365,7 @@ def work(task: Task, options: Options, write: Any) -> None:
     """Check the samples of a subject; `write` takes what is found, and each sample's number before it is begun."""
     torch.set_num_threads(1)
     number = -1
-    for dtype in task.subject.dtypes(options.every_dtype):
+    for dtype in task.subject.dtypes(options.dtypes):
         torch.manual_seed(zlib.crc32(f"{options.seed} {task.subject.name} {dtype}".encode()))
         samples = task.subject.samples(dtype)
         if options.layouts and task.subject.name not in ROWS_ONLY:
@@ -483,7 +483,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--named", action="store_true", help="all arguments are given by name, where eager takes them so"
     )
-    parser.add_argument("--dtypes", default="main", choices=["main", "all"])
+    parser.add_argument("--dtypes", default="main", help="main, all, or names with commas between: float64,int32")
     parser.add_argument("--samples", type=int, default=10**9, help="at most, of each dtype")
     parser.add_argument("--most", type=int, help="operations and modules, the first ones (see --shuffle)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
@@ -503,7 +503,9 @@ def main() -> int:
 def swept(given: argparse.Namespace) -> int:
     """The status of one sweep: 1 if it found faults."""
     print(f"torch {torch.__version__}, seed {given.seed}", flush=True)
-    options = Options(not given.static, given.dtypes == "all", given.samples, given.seed, given.layouts, given.named)
+    named = {"main": (), "all": DTYPES}.get(given.dtypes)
+    dtypes = named if named is not None else tuple([getattr(torch, name) for name in given.dtypes.split(",")])
+    options = Options(not given.static, dtypes, given.samples, given.seed, given.layouts, given.named)
     backends = BACKENDS if given.backend == "all" else given.backend.split(",")
     tasks = [Task(subject, backend) for subject in chosen(given.ops, given.shard) for backend in backends]
     if given.shuffle:
