@@ -182,13 +182,11 @@ def _with_own_history(
     aliases: dict[int, Output],
 ) -> dict[int, Output]:
     """The outputs of a family. Those of which autograd knows more than that they are views of the owner (a Function of
-    the program's lies between, a hook, or a view that `as_strided` reaches beyond) are results by themselves, in the
-    owner's memory."""
+    the program's lies between, or a hook) are results by themselves, in the owner's memory."""
     placed = dict(aliases)
     for tensor in family if owner is not None else ():
         alias = aliases[id(tensor)]
         asked = trace.derivation.is_own or not tensor.chain or not tensor._is_view()
-        asked |= any(op is torch.ops.aten.as_strided.default for op, _, _ in alias.chain)
         if not (asked and alias.chain and alias.tracked and _is_derived_otherwise(trace, tensor, owner)):
             continue
         shares = None if _names(alias.chain) & trace.shapes.facts.names else alias
@@ -201,17 +199,14 @@ def _with_own_history(
 
 
 def _is_derived_otherwise(trace: Trace, view: TracedTensor, owner: Any) -> bool:
-    """Whether there is a derivative of the program's own, a hook, or `as_strided` of a view, to which no gradient goes
-    beyond that view, on the way from a view to its owner; or none leads there: it was detached, and then written."""
+    """Whether there is a derivative of the program's own, or a hook, on the way from a view to its owner; or none leads
+    there: it was detached, and then written."""
     step: Any = view.grad_fn
     last: object = None
     while step is not None and step is not owner.grad_fn:
         if isinstance(step, torch.autograd.function.BackwardCFunction) or step in trace.derivation.hooked:
             return not isinstance(step, NonLeaf._backward_cls)  # type: ignore[attr-defined]
-        before: Any = step.next_functions[0][0] if step.next_functions else None
-        if step.name() == "AsStridedBackward0" and before is not owner.grad_fn and before.next_functions:
-            return True
-        step, last = before, step
+        step, last = step.next_functions[0][0] if step.next_functions else None, step
     return step is None and last is not None and getattr(last, "variable", None) is not owner
 
 
@@ -239,7 +234,7 @@ def _aliases(
     """
     placed: dict[int, Output] = {}
     for tensor in family:
-        chain, tracked = tensor.chain, True if tensor.has_history else None
+        chain, tracked = tensor.passed + tensor.chain, True if tensor.has_history else None
         creation = _creation(tensor)
         if owner is not None and tracked is None:
             if tensor is not owner and creation is not None and tensor._base is owner and not owner.requires_grad:

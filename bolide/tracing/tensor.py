@@ -242,11 +242,13 @@ def _asking(operation: str, kind: str) -> Any:
 
 @fleeting
 class TracedTensor(torch.Tensor):
-    """A tensor without data, which records what is done with it. `chain` leads from its storage's base to it."""
+    """A tensor without data, which records what is done with it. `chain` leads from its storage's base to it; with the
+    views `passed` before it, which `as_strided` looks past, it is what autograd knows."""
 
     _trace: Recording
     group: AliasGroup
     chain: tuple[ViewStep, ...]
+    passed: tuple[ViewStep, ...] = ()
     _node: torch.fx.Node
     _seen: int
     counts: bool = True  # whether autograd sees writes; not through `.data`
@@ -311,7 +313,7 @@ class TracedTensor(torch.Tensor):
     def become(self, other: TracedTensor) -> None:
         """Be the same as another tensor from now on: its sizes, its storage and its value."""
         torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
-        self.group, self.chain = other.group, other.chain
+        self.group, self.chain, self.passed = other.group, other.chain, other.passed
         self._node, self._seen = other._node, other._seen
 
     def separate(self) -> None:

@@ -172,6 +172,8 @@ def view_of(trace: Recorder, tensor: Any, func: OpOverload, /, *args: Any, **kwa
         view.counts = False
     if tensor.cut:
         view.cut = True
+    if tensor.passed:
+        view.passed = tensor.passed
     return view
 
 

@@ -36,6 +36,7 @@ aten = torch.ops.aten
 def _same(trace: Recorder, func: OpOverload, tensor: Tensor) -> TracedTensor:
     own = trace.own(tensor)
     same = TracedTensor.make(trace, own.meta, own.value, own.group, own.chain)
+    same.passed = own.passed
     carry_marks(own, same)
     same.counts, same.cut = own.counts, own.cut
     if func is aten.detach.default:
@@ -87,6 +88,7 @@ def _as_strided(
     step: ViewStep = (func, (trace.unwrap(size), trace.unwrap(stride), trace.unwrap(offset)), {})
     node = trace.call(func, own.group.base, *step[1])
     view = TracedTensor.make(trace, node.meta["val"], node, own.group, (step,))
+    view.passed = own.passed + own.chain
     carry_marks(own, view)
     view.counts, view.cut = own.counts, own.cut
     return view
@@ -244,6 +246,7 @@ def _marked(trace: Recorder, func: OpOverload, tensor: Any) -> TracedTensor:
     node = trace.call(PHYSICAL[func], own.node)
     view = TracedTensor.make(trace, own.meta, node, own.group, (*own.chain, (func, (), {})))
     carry_marks(own, view)
+    view.passed = own.passed
     if func is aten._conj.default:
         torch._C._set_conj(view, not own.is_conj())
     else:

@@ -298,7 +298,7 @@ class Recorder(abc.ABC):
             if self.leaves[place] is not tensor:
                 del self._slots[id(tensor)]
             self.renewed.append(tensor)
-        tensor.group, tensor.chain = value.group, value.chain
+        tensor.group, tensor.chain, tensor.passed = value.group, value.chain, value.passed
         tensor._node, tensor._seen = value.node, value.group.version
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:

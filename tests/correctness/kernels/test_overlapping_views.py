@@ -163,3 +163,23 @@ def test_no_gradient_goes_beyond_the_view_that_is_strided_anew(program: Any, dyn
         torch.testing.assert_close(*(torch.autograd.grad((r * weight).sum(), x)[0] for r in (found, expected)))
         compiled(y).fill_(2.0)
         assert torch.equal(program(y), torch.full(expected.shape, 2.0))
+
+
+def renamed(x: Any) -> Any:
+    return x.view_as(x).as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+@pytest.mark.parametrize("program", [windows, past_a_part, renamed])
+def test_a_view_that_is_strided_anew_is_written_by_the_caller(program: Any) -> None:
+    """It is a view of the argument to autograd, too: gradients follow the write, and a leaf refuses it."""
+    compiled = bolide.compile(program)
+    for size in (4, 6, 5):
+        leaf, gradients = torch.randn(size, 4, requires_grad=True), []
+        for function in (compiled, program):
+            x = leaf * 2
+            y = function(x)
+            y.mul_(3)
+            gradients.append(torch.autograd.grad((x * y.sum()).sum(), leaf)[0])
+            with pytest.raises(RuntimeError, match="a view of a leaf Variable"):
+                function(leaf).mul_(3)
+        torch.testing.assert_close(*gradients)
