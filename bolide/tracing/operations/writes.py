@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing.graph import enter, lookup, mapped, operator
 from bolide.tracing.meta import TensorMeta, found_in, meta_of
+from bolide.tracing.operations.registry import handler
 from bolide.tracing.recording.recorder import Recorder
 from bolide.tracing.rng import GeneratorSlot
 from bolide.tracing.rules import infer, kernels
@@ -139,6 +140,17 @@ def call_on_copies(
         return itself
     answers = [trace.wrap(node) for node in results[:returned]]
     return None if not answers else answers[0] if len(func._schema.returns) == 1 else tuple(answers)
+
+
+@handler("_fused_moving_avg_obs_fq_helper")
+def _observed(trace: Recorder, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """An observer of channels starts with statistics without elements, which its first call gives the channels' size.
+    Raises Unsupported for that call."""
+    statistics: Tensor = args[3]
+    if statistics.numel() == 0:
+        reason = "an observer resizes the statistics that it is given, at its first call"
+        raise Unsupported(reason, trace.where, "call the module once before it is compiled", kind="tensor_write")
+    return call_on_copies(trace, func, args, kwargs)
 
 
 def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
