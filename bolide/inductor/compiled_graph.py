@@ -20,7 +20,7 @@ from bolide.inductor.lowering.context import device_of, input_name
 from bolide.inductor.machine import Machine, host_machine, machine_for
 from bolide.inductor.plan import Plan
 from bolide.inductor.runtime import driver
-from bolide.inductor.runtime.kernels import CompiledKernel, binder
+from bolide.inductor.runtime.kernels import CompiledKernel, binder, failure
 from bolide.inductor.schedule import schedule_program
 from bolide.inductor.schedule.nest import Schedule
 from bolide.inductor.schedule.pipeline import Scheduled, Tuner, timed
@@ -248,7 +248,7 @@ def _details(name: str, made: Made) -> Details:
     scheduled, constants, compiled = made
     plan = scheduled.plan
 
-    binding = driver.Binding(binder(compiled), constants, scheduled.objects)
+    binding = driver.Binding(binder(compiled), constants, scheduled.objects, failure(compiled))
     run, source = driver.build(plan, binding, name)
     kernels = [
         KernelReport(kernel.name, kernel.origins, kernel, schedule, code, _bytes(kernel, "out"), _bytes(kernel, "in"))

@@ -20,7 +20,7 @@ from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.machine import Machine
 from bolide.inductor.plan.codec import digest
 from bolide.inductor.runtime import driver
-from bolide.inductor.runtime.kernels import binder
+from bolide.inductor.runtime.kernels import binder, failure
 from bolide.inductor.schedule import schedule_program
 from bolide.inductor.schedule.nest import Schedule
 from bolide.inductor.schedule.products import Way
@@ -110,7 +110,7 @@ class Search:
             names = tuple([given.name for given in program.inputs])
             scheduled = schedule_program(program, names, names, self.machine, _AsTheyAre())
             kernels = compile_kernels(scheduled.plan.kernels, self.machine, {})
-            binding = driver.Binding(binder(kernels), {}, scheduled.objects)
+            binding = driver.Binding(binder(kernels), {}, scheduled.objects, failure(kernels))
             run, _ = driver.build(scheduled.plan, binding, "max_autotune")
             runs.append(partial(_on_copies, run, tensors))
         return runs

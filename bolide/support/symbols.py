@@ -22,10 +22,10 @@ SERIAL = {
 
 @functools.cache
 def _libraries() -> tuple[ctypes.CDLL, ...]:
-    """libtorch_cpu (a lookup in it also searches what it was linked with: libgomp, libm, libc), libtorch_python, then
-    the process."""
+    """libtorch_cpu (a lookup in it also searches what it was linked with: libgomp, libm, libc), libtorch_cuda and
+    libtorch_python, then the process."""
     folder = Path(torch.__file__).parent / "lib"
-    names = [f"lib{name}.{kind}" for name in ("torch_cpu", "torch_python") for kind in ("so", "dylib")]
+    names = [f"lib{name}.{kind}" for name in ("torch_cpu", "torch_cuda", "torch_python") for kind in ("so", "dylib")]
     return (*(ctypes.CDLL(str(folder / name)) for name in names if (folder / name).exists()), ctypes.CDLL(None))
 
 

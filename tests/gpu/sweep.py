@@ -50,10 +50,10 @@ def serve(device: str, seed: int) -> None:
     from bolide.support.errors import BolideWarning
 
     torch.set_num_threads(1)
-    if device == "emulated":
-        from gpu_emulated import emulate
+    if device in ("emulated", "native"):
+        import gpu_emulated
 
-        emulate()
+        gpu_emulated.emulate() if device == "emulated" else gpu_emulated.emulate_native()
         device, gpu_checks.SIZES = "cpu", (5, 9, 33)
     warnings.simplefilter("error", BolideWarning)
     checks = gpu_checks.all_checks()
@@ -168,7 +168,7 @@ def report(outcomes: list[Outcome], left: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda", help="cuda, cpu, or emulated: a GPU that this machine plays")
+    parser.add_argument("--device", default="cuda", help="cuda, cpu, or emulated or native: played here")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 10000)
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--each", type=float, default=60, help="seconds for a check")

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SWEEP = Path(__file__).with_name("sweep.py")
 SLOW = ("model", "math", "1000", "5000", "5001", "768", "long", "large", "tall")
 
 
-def test_some_programs(seed: int) -> None:
-    options = ["--device", "emulated", "--jobs", "1", "--count", "5", "--each", "100", "--seed", str(seed % 10000)]
+@pytest.mark.parametrize("device", ["emulated", "native"])
+def test_some_programs(device: str, seed: int) -> None:
+    options = ["--device", device, "--jobs", "1", "--count", "4", "--each", "100", "--seed", str(seed % 10000)]
     done = subprocess.run([sys.executable, SWEEP, *options, "--without", *SLOW], capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,11 @@ def programs() -> Iterator[list[Program]]:
 # ---- functions in C --------------------------------------------------------------------------------------------------
 
 
-def declared() -> dict[str, tuple[str, ...]]:
+def declared(headers: Sequence[str] = HEADERS) -> dict[str, tuple[str, ...]]:
     """The functions in torch's headers, with LLVM's types of their parameters."""
     folder = Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_torch"
     found = {}
-    for header in HEADERS:
+    for header in headers:
         for name, parameters in re.findall(r"AOTITorchError\s+(\w+)\(([^)]*)\)", (folder / header).read_text()):
             texts = [re.sub(r"//.*", "", text) for text in parameters.split(",")]
             found[name] = tuple(_llvm(" ".join(text.split())) for text in texts if text.strip())
@@ -58,7 +58,7 @@ def _llvm(parameter: str) -> str:
 
 
 def test_functions_in_c_have_the_parameters_of_torchs_headers() -> None:
-    known = declared()
+    known, on_gpu = declared(), declared(["generated/c_shim_cuda.h"])
     assert known[shims.EMPTY.symbol] == shims.EMPTY.parameters
     assert known[shims.VIEW.symbol] == shims.VIEW.parameters
     for name in sorted(shims.GIVING | shims.FILLING):
@@ -68,6 +68,10 @@ def test_functions_in_c_have_the_parameters_of_torchs_headers() -> None:
         shim = shims.shim_of(op)
         assert shim is not None, name
         assert known[shim.symbol] == shim.parameters, name
+        own = shims.shim_of(op, "cuda")  # none where torch is not built for GPUs
+        symbol = shim.symbol.replace("_cpu_", "_cuda_", 1)
+        assert on_gpu.get(symbol, shim.parameters) == shim.parameters, name
+        assert own in (None, shim._replace(symbol=symbol)), name
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

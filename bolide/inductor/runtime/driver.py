@@ -69,12 +69,13 @@ among the callable's arguments)."""
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a plan is run with, besides its inputs: `bind` for its kernels, its constants by name, and what its
-    `Foreign`s are."""
+    """What a plan is run with, besides its inputs: `bind` for its kernels, its constants by name, what its `Foreign`s
+    are, and `failed`, which raises the error of a kernel that could not be launched, by its number."""
 
     bind: Bind
     constants: Mapping[str, torch.Tensor]
     objects: Sequence[object]
+    failed: Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +186,13 @@ def build_step(
     block: Block, binding: Binding, step: Step, tensors: Sequence[str], words: Sequence[str], facts: Facts
 ) -> Callable[..., tuple[Any, ...]]:
     """One step of a block as a function of the tensors that it uses and of the words that are known; it gives the tuple
-    of all that the step defines, which is checked every time."""
+    of all that the step defines, which is checked every time. That of a launch, which has failed, raises its error."""
     driver = _Driver(block, binding, facts, dict(binding.constants), set(words))
     driver.lines.append(f"{driver.own('doubt')} = True")
-    _step(driver, step)
+    if isinstance(step, Launch):
+        driver.lines.append(f"{driver.constant('failed', binding.failed)}({step.kernel})")
+    else:
+        _step(driver, step)
     driver.lines.append(f"return {_tuple([*defined_names(step), *bound_words(step)])}")
     return _function(driver, driver.own("step"), [*tensors, *words], "<bolide step>")[0]
 

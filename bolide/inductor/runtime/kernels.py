@@ -184,6 +184,18 @@ def _watched(launch: Callable[..., None], errors: Sequence[Callable[[], None]]) 
     return run
 
 
+def failure(kernels: Sequence[CompiledKernel]) -> Callable[[int], None]:
+    """What raises the error of one of these kernels, by number, that could not be launched."""
+
+    def failed(number: int) -> None:
+        kernel = kernels[number]
+        if kernel.raise_error is not None:
+            kernel.raise_error()
+        raise RuntimeError(f"kernel {kernel.name} could not be launched")  # another thread has said why
+
+    return failed
+
+
 def binder(kernels: Sequence[CompiledKernel]) -> Callable[[Sequence[tuple[int, tuple[int, ...]]]], Callable[..., None]]:
     """What makes one function, as `sequence` does, of launches of these kernels, which it is given by number."""
     return lambda calls: sequence([(kernels[number], positions) for number, positions in calls])

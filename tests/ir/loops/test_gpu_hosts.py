@@ -73,7 +73,7 @@ class Driver:
         known = [*functions, CONTEXT, ctypes.addressof(self.error), get_current]
         row = [*known, *range(100, 100 + len(launches))]
         (ctypes.c_int64 * len(row)).from_address(library.addresses[TABLE])[:] = row
-        entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.addresses["kernel"])
+        entry = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(library.addresses["kernel"])
         entry((ctypes.c_int64 * len(words))(*words))
 
 

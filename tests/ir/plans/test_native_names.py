@@ -13,7 +13,12 @@ import torch.nn.functional as F
 import bolide
 from bolide.inductor.config import config
 from bolide.inductor.plan import Call, View
+from bolide.inductor.plan.schemas import operator_of
 from bolide.inductor.runtime.native import assemble as assembling
+from bolide.inductor.runtime.native.driver import _method, handle_offset
+from bolide.inductor.runtime.native.instructions import FORM_TENSOR, HANDLE, LITERAL, WORD
+from bolide.inductor.runtime.native.linking import Surroundings
+from bolide.inductor.runtime.native.program import Argument, PythonStep, Writer
 from bolide.support.symbols import symbol_address
 
 R = torch.randn
@@ -38,6 +43,18 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     with config.patch(native_after=2), bolide.dynamo.config.patch(**settings):
         yield found
     bolide.reset()
+
+
+def test_an_integer_that_an_operator_gives_is_a_word() -> None:
+    writer, offset = Writer(), handle_offset()
+    assert offset is not None
+    slot, place = writer.slot("x"), writer.named_word("rows")
+    operator = operator_of(torch.ops.aten.sym_size.int)
+    otherwise = PythonStep(None, [], [])
+    writer.dispatch(operator, [Argument((HANDLE, slot), FORM_TENSOR), Argument((LITERAL, 1))], [(place, -2)], otherwise)
+    written = writer.finish([(HANDLE, slot)], [(WORD, place)], 1)
+    program = written.linked(Surroundings((), (), lambda number: None, lambda values: None, offset))
+    assert _method().bind(program.address, program)([R(3, 7)]) == (7,)
 
 
 def resized(x):

@@ -1,5 +1,5 @@
-"""What launches a GPU's kernels: a host function for each kernel, in machine code, with the entry that kernels of the
-CPU have, ``void (const int64_t *words)``. So a sequence of launches, and the native driver, do not tell them apart.
+"""What launches a GPU's kernels: a host function for each kernel, in machine code, ``int64_t (const int64_t *words)``,
+which answers 0 or the error of a launch. It is called as kernels of the CPU are, whose entry answers nothing.
 
 The function finds the number of blocks from the sizes, asks torch for the current stream, and calls ``cuLaunchKernel``
 once for each region, with the device's context current for the while: a thread may be at another device, or at none.
@@ -28,20 +28,25 @@ def host_text(kernel: Kernel, launches: Sequence[Launch], device: int, target: T
     values.load_sizes(kernel)
     params = _params(b, len(kernel.params) + len(kernel.sizes))
     stream, before = _stream(b, device), _entered(b)
+    answer = b.emit("alloca i32, align 4", "ptr")
+    b.do(f"store i32 0, {answer}, align 4")
     for number, launch in enumerate(launches):
         blocks = values.scalar(launch.teams.ceildiv(launch.teams_per_block))
         run, after = b.new_label("run"), b.new_label("after")
         b.branch(b.compare("icmp sgt", blocks, 0), run, after)
         b.label(run)
         blocks = b.intrinsic("smin", blocks, b.const(_TOO_MANY, "i64"))
-        _launch(b, number, b.convert("trunc", blocks, "i32"), launch.team * launch.teams_per_block, stream, params)
+        _launch(
+            b, number, b.convert("trunc", blocks, "i32"), launch.team * launch.teams_per_block, stream, params, answer
+        )
         b.jump(after)
         b.label(after)
     _left(b, before)
-    b.do("ret void")
+    code = b.convert("zext", b.emit(f"load i32, {answer}, align 4", "i32"), "i64")
+    b.do(f"ret {code}")
     body = "\n".join(b.lines)
     table = f"@{TABLE} = global [{FUNCTIONS + len(launches)} x i64] zeroinitializer, align 8"
-    return "\n".join((table, *declarations.values(), f"define void @kernel(ptr %args) {{\nentry:\n{body}\n}}"))
+    return "\n".join((table, *declarations.values(), f"define i64 @kernel(ptr %args) {{\nentry:\n{body}\n}}"))
 
 
 def _word(b: Builder, place: int) -> Value:
@@ -70,14 +75,15 @@ def _stream(b: Builder, device: int) -> Value:
     return b.emit(f"load ptr, {place}, align 8", "ptr")
 
 
-def _launch(b: Builder, number: int, blocks: Value, threads: int, stream: Value, params: Value) -> None:
-    """One launch; an error is noted."""
+def _launch(b: Builder, number: int, blocks: Value, threads: int, stream: Value, params: Value, answer: Value) -> None:
+    """One launch; an error is noted, and becomes the answer."""
     function, launch = _known(b, FUNCTIONS + number), _known(b, 0)
     ones, block = "i32 1, i32 1", f"i32 {threads}, i32 1, i32 1"
     call = f"call i32 {launch.text}({function}, {blocks}, {ones}, {block}, i32 0, {stream}, {params}, ptr null)"
     code = b.emit(call, "i32")
     with b.when(b.compare("icmp ne", code, 0)):
         b.do(f"store {code}, {_known(b, ERROR)}, align 4")
+        b.do(f"store {code}, {answer}, align 4")
 
 
 def _entered(b: Builder) -> Value:

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import torch
 
-from bolide.inductor.ir.loops import CPU
 from bolide.inductor.plan import Call, Ref, Value
 from bolide.inductor.plan.schemas import Kind, overload_of, signature_of
 from bolide.inductor.runtime.native import instructions as ops
@@ -42,6 +41,9 @@ def in_c(writer: Writer, kind: Kind, value: Value) -> list[Operand]:
     if isinstance(value, str):
         single = writer.data(value.encode())
         return [_address_of(writer, single) if kind.optional else single]
+    if isinstance(value, torch.device):
+        device, index = shims.device_numbers(value)
+        return [(ops.LITERAL, writer.table([device])), (ops.LITERAL, index)]
     single = _word(writer, kind.base, value)
     if not kind.optional:
         return [single]
@@ -125,6 +127,6 @@ def _word(writer: Writer, base: str, value: Value) -> Operand:
             return ops.LITERAL, shims.bits(float(number))
     if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
         return ops.LITERAL, shims.code_of(value)
-    if value == CPU:
-        return ops.LITERAL, shims.CPU_WORD
+    if isinstance(value, torch.device):
+        return ops.LITERAL, shims.device_word(value)
     raise NoOperand

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -38,7 +38,7 @@ from bolide.inductor.plan import (
     tensors_given,
     used_names,
 )
-from bolide.inductor.plan.schemas import operator_of, overload_of
+from bolide.inductor.plan.schemas import operator_of, overload_of, signature_of
 from bolide.inductor.plan.steps import types_of
 from bolide.inductor.runtime import externs
 from bolide.inductor.runtime.native import arguments, shims
@@ -58,10 +58,12 @@ RELATIONS = {"==": ops.EQUAL, "!=": ops.UNEQUAL, ">=": ops.AT_LEAST}
 
 @dataclass(slots=True)
 class _Assembler:
-    """Writes the steps of one block. `inputs`: the places of those that may be given up; `constants`: the plan's."""
+    """Writes the steps of one block. `on_gpu`: which of the `kernels` are a GPU's; `inputs`: the places of those that
+    may be given up; `constants`: the plan's."""
 
     block: Block
     kernels: Sequence[int]
+    on_gpu: Sequence[bool]
     python_for: Callable[[Block], InPython]
     writer: Writer
     inputs: Mapping[str, int]
@@ -95,7 +97,7 @@ class _Assembler:
         elif isinstance(step, Launch):
             operands = [(ops.DATA, self.writer.slots[name]) for name in step.arguments]
             sizes = [self.writer.integer(size) for size in step.sizes]
-            self.writer.launch(self.kernels[step.kernel], [*operands, *sizes])
+            self.launch(step, [*operands, *sizes])
         elif isinstance(step, Call):
             self.call(step)
         elif isinstance(step, Word):
@@ -125,18 +127,45 @@ class _Assembler:
         elif self.types[step.flag].device == CPU:
             self.writer.expect(self.writer.slots[step.flag], step.expected, otherwise)
         else:
-            self.writer.python(otherwise)
+            self.asserted(step, otherwise)
+
+    def asserted(self, step: Check, otherwise: PythonStep) -> None:
+        """What raises on a GPU if it must, as eager does: when the device gets there."""
+        writer, aten, good, type = self.writer, torch.ops.aten, step.flag, self.types[step.flag]
+        if not step.expected:
+            good = f"{step.flag}_good"
+            call = Call(operator_of(aten.logical_not.default), (Ref(step.flag),), (TensorResult(good, type),))
+            self.named(call, [(writer.slot(good),)], otherwise)
+        self.named(Call(operator_of(aten._assert_async.msg), (Ref(good), step.message), ()), (), otherwise)
+        otherwise.behind = len(writer.code)
+        if not step.expected:
+            writer.free([writer.slots[good]])
 
     def told(self, step: Item | Size) -> None:
-        """A word that a tensor tells."""
-        slot = self.writer.slots[step.tensor]
+        """A word that a tensor tells; one on a GPU is copied first, which waits for it."""
+        writer, type = self.writer, self.types[step.tensor]
+        slot = writer.slots[step.tensor]
         if isinstance(step, Size):
-            self.writer.size(step.name, slot, step.dim)
-        elif self.types[step.tensor].device == CPU:
-            self.writer.item(step.name, slot, self.types[step.tensor].dtype)
+            writer.size(step.name, slot, step.dim)
+        elif type.device == CPU:
+            writer.item(step.name, slot, type.dtype)
         else:
-            self.writer.python(self.otherwise(step))
+            otherwise, here = self.otherwise(step), f"{step.tensor}_here"
+            self.alloc(here, replace(type, device=CPU), otherwise)
+            writer.call(shims.COPY, [(ops.HANDLE, writer.slots[here]), (ops.HANDLE, slot), NOTHING], otherwise)
+            writer.item(step.name, writer.slots[here], type.dtype)
+            otherwise.behind = len(writer.code)
+            writer.free([writer.slots[here]])
         self.words.append(step.name)
+
+    def launch(self, step: Launch, operands: Sequence[Operand]) -> None:
+        """A launch; those on a GPU answer whether it could be made."""
+        if self.on_gpu[step.kernel]:
+            otherwise = self.otherwise(step)
+            self.writer.invoke(self.kernels[step.kernel], operands, otherwise)
+            otherwise.behind = len(self.writer.code)
+        else:
+            self.writer.launch(self.kernels[step.kernel], operands)
 
     def otherwise(self, step: Step) -> PythonStep:
         """The step in Python."""
@@ -161,8 +190,8 @@ class _Assembler:
         writer = self.writer
         sizes, strides = writer.integers(type.shape), writer.integers(type.stride)
         head = [(ops.LITERAL, len(type.shape)), sizes, strides, (ops.LITERAL, shims.code_of(type.dtype))]
-        cpu = [(ops.LITERAL, 0), (ops.LITERAL, 0)]
-        writer.call(shims.EMPTY, [*head, *cpu, (ops.SLOT, writer.slot(name))], otherwise)
+        device = [(ops.LITERAL, number) for number in shims.device_numbers(type.device)]
+        writer.call(shims.EMPTY, [*head, *device, (ops.SLOT, writer.slot(name))], otherwise)
         otherwise.behind = len(writer.code)
 
     def view(self, step: View) -> None:
@@ -175,8 +204,7 @@ class _Assembler:
                 begin = step.offset + writer.offset(f"{step.name}_begin", writer.slots[step.base])
             arguments = (Ref(step.base), type.shape, type.stride, begin)
             call = Call(operator_of(torch.ops.aten.as_strided.default), arguments, (TensorResult(step.name, type),))
-            if not self.by_name(call, [(slot,)], otherwise):
-                writer.python(otherwise)
+            self.named(call, [(slot,)], otherwise)
         else:
             sizes, strides = writer.integers(type.shape), writer.integers(type.stride)
             head = [(ops.HANDLE, writer.slots[step.base]), (ops.LITERAL, len(type.shape)), sizes, strides]
@@ -185,7 +213,7 @@ class _Assembler:
 
     def call(self, step: Call) -> None:
         """A call of a function in C where there is one, else by the operator's name, else in Python."""
-        made = [self.slots_of(result) for result in step.results]
+        made = [self.places_of(result, word) for result, word in zip(step.results, _gives_words(step), strict=True)]
         otherwise = self.otherwise(step)
         natively = self.seed(step, otherwise) or self.in_c(step, made, otherwise)
         if not natively and not self.by_name(step, made, otherwise):
@@ -193,8 +221,11 @@ class _Assembler:
         otherwise.behind = len(self.writer.code)
         self.words += [result.name for result in step.results if isinstance(result, WordResult)]
 
-    def slots_of(self, result: Result) -> tuple[int, ...]:
-        """The slots for what becomes of one value that an operator returns, neighbours for a list."""
+    def places_of(self, result: Result, is_word: bool) -> tuple[int, ...]:
+        """The slots for what becomes of one value that an operator returns, neighbours for a list; of an integer the
+        word of the frame; nothing for a tensor of which a word is asked."""
+        if is_word:
+            return (self.writer.place() if result is None else self.writer.named_word(result.name),)
         if isinstance(result, WordResult):
             return ()
         tensors = result if isinstance(result, tuple) else (result,)
@@ -216,8 +247,10 @@ class _Assembler:
 
     def in_c(self, step: Call, made: Sequence[tuple[int, ...]], otherwise: PythonStep) -> bool:
         """Calls a function in C, if there is one for these arguments."""
-        writer, op, shim = self.writer, overload_of(step.operator), shims.shim_of(overload_of(step.operator))
-        if shim is None or not self.is_plain(step) or not all(len(slots) == 1 for slots in made):
+        writer, op = self.writer, overload_of(step.operator)
+        kinds = self.kinds_of_devices(step)
+        shim = shims.shim_of(op, *kinds) if len(kinds) == 1 else None
+        if shim is None or not all(len(slots) == 1 for slots in made):
             return False
         try:
             given = arguments.of_call(arguments.in_c, writer, step)
@@ -233,30 +266,39 @@ class _Assembler:
             self.alloc(result.name, result.type, otherwise)
             writer.call(shim, [(ops.HANDLE, writer.slots[result.name]), *given], otherwise)
         else:
-            writer.call(shim, [*given, *[(ops.SLOT, slots[0]) for slots in made]], otherwise)
+            kinds = [ops.PLACE if is_word else ops.SLOT for is_word in _gives_words(step)]
+            writer.call(shim, [*given, *[(kind, place) for kind, (place,) in zip(kinds, made)]], otherwise)
             self.look_at(step, made, otherwise)
         return True
 
     def by_name(self, step: Call, made: Sequence[tuple[int, ...]], otherwise: PythonStep) -> bool:
         """Calls an operator by its name, if that can be with these arguments."""
         op = overload_of(step.operator)
-        if not shims.is_called_by_name(op, self.writer.may_log) or not self.is_plain(step) or not all(made):
+        if not shims.is_called_by_name(op, self.writer.may_log) or not all(made):
             return False
         try:
-            given = arguments.of_call(arguments.by_name, self.writer, step)
+            self.named(step, made, otherwise)
         except arguments.NoOperand:
             return False
-        lists = [isinstance(result, tuple) for result in step.results]
-        results = [(slots[0], len(slots) if many else -1) for slots, many in zip(made, lists)]
+        return True
+
+    def named(self, step: Call, made: Sequence[tuple[int, ...]], otherwise: PythonStep) -> None:
+        """Calls an operator by its name. Raises NoOperand."""
+        given = arguments.of_call(arguments.by_name, self.writer, step)
+        results = [
+            (place[0], -2 if is_word else len(place) if isinstance(result, tuple) else -1)
+            for place, result, is_word in zip(made, step.results, _gives_words(step), strict=True)
+        ]
         self.writer.dispatch(step.operator, given, results, otherwise)
         self.look_at(step, made, otherwise)
-        return True
 
     def look_at(self, step: Call, made: Sequence[tuple[int, ...]], otherwise: PythonStep) -> None:
         """Looks at the tensors that a call gave; gives up those that are not used."""
         writer, known = self.writer, frozenset(self.words)
         unused = []
-        for slot, result in zip([slot for slots in made for slot in slots], flat_results(step), strict=True):
+        pairs = zip(made, step.results, _gives_words(step), strict=True)
+        tensors = [(slots, given if isinstance(given, tuple) else (given,)) for slots, given, word in pairs if not word]
+        for slot, result in [pair for slots, given in tensors for pair in zip(slots, given, strict=True)]:
             if not isinstance(result, TensorResult):
                 unused.append(slot)
             elif result.type.words() <= known:
@@ -266,10 +308,10 @@ class _Assembler:
         if unused:
             writer.free(unused)
 
-    def is_plain(self, step: Call) -> bool:
-        """Whether all tensors of a call are on the CPU."""
+    def kinds_of_devices(self, step: Call) -> set[str]:
+        """The kinds of devices that the tensors of a call are on."""
         types = [result.type for result in tensors_given(step)] + [self.types[name] for name in used_names(step)]
-        return all(type.device == CPU for type in types)
+        return {type.device.type for type in types}
 
     def free(self, step: Free) -> None:
         writer = self.writer
@@ -287,7 +329,8 @@ class _Assembler:
         writer = self.writer
         results = [writer.slot(result.name) for result in step.results]
         given = self.given(step.arguments)
-        otherwise = writer.unless(writer.slots[step.flag])
+        self.told(Item(_word_of(step.flag), step.flag))
+        otherwise = writer.unless(writer.named_word(_word_of(step.flag)))
         writer.moves(results, self.inside(step.then, given))
         end = writer.jump()
         writer.led(otherwise)
@@ -301,13 +344,11 @@ class _Assembler:
         for slot, name in zip(results, step.carried):
             writer.share(slot, writer.slots[name])
         start = writer.repeated()
-        (flag,) = self.inside(step.condition, given)
-        end = writer.unless(flag)
-        writer.free([flag])
+        (goes_on,) = self.inside(_as_word(step.condition), given)
+        end = writer.unless(goes_on)
         writer.moves(results, self.inside(step.body, given))
         writer.jump(start)
         writer.led(end)
-        writer.free([flag])
 
     def given(self, arguments: Sequence[Ref | Expr]) -> list[int]:
         """The slots and frame words of what a block is given."""
@@ -315,7 +356,7 @@ class _Assembler:
         return [writer.word(value) if isinstance(value, Expr) else writer.slots[value.name] for value in arguments]
 
     def inside(self, block: Block, given: Sequence[int]) -> list[int]:
-        """Runs a block; the slots of its results."""
+        """Runs a block; the slots and frame words of its results."""
         writer = self.writer
         slots = {constant.name: self.writer.slots[constant.name] for constant in self.constants}
         words: dict[Expr, int] = {}
@@ -324,10 +365,29 @@ class _Assembler:
                 slots[parameter.name] = place
             else:
                 words[Expr.var(parameter.name, None, None)] = place
-        results = [result.name for result in block.results if isinstance(result, Ref)]
         with writer.scope(slots, words):
-            _Assembler(block, self.kernels, self.python_for, writer, {}, self.constants).all()
-            return [writer.slots[name] for name in results]
+            _Assembler(block, self.kernels, self.on_gpu, self.python_for, writer, {}, self.constants).all()
+            return self.given([result for result in block.results if isinstance(result, (Ref, Expr))])
+
+
+def _word_of(flag: str) -> str:
+    """The name of a flag's value."""
+    return f"{flag}_told"
+
+
+def _as_word(condition: Block) -> Block:
+    """A block that gives a flag, as one that gives its value."""
+    (flag,) = condition.results
+    assert isinstance(flag, Ref)
+    name = _word_of(flag.name)
+    steps = (*condition.steps, Item(name, flag.name), Free((flag.name,)))
+    return replace(condition, steps=steps, results=(Expr.var(name, None, None),))
+
+
+def _gives_words(step: Call) -> list[bool]:
+    """Which of the values that an operator returns are integers."""
+    kinds = signature_of(overload_of(step.operator)).returns
+    return [kind.item is None and kind.base in ("int", "SymInt") for kind in kinds]
 
 
 def write(
@@ -384,7 +444,8 @@ def write_steps(
 ) -> None:
     """Writes the steps of a plan whose inputs and constants have slots. `inputs`: the places of those that are objects
     of Python's."""
-    _Assembler(plan.block, kernels, python_for, writer, inputs, plan.constants).all()
+    on_gpu = [kernel.device != CPU for kernel in plan.kernels]
+    _Assembler(plan.block, kernels, on_gpu, python_for, writer, inputs, plan.constants).all()
 
 
 def _result(writer: Writer, value: Value) -> Operand:

@@ -70,11 +70,11 @@ def handle_offset() -> int | None:
 
 def build(plan: Plan, binding: Binding, kernels: Sequence[CompiledKernel], fallback: Run) -> Run | None:
     """The function that runs `plan` as `fallback`, its readable driver, does; None where this build of torch does not
-    let it, or the plan is for a GPU."""
+    let it."""
     from bolide.inductor.runtime.native.assemble import assemble
 
     offset = handle_offset()
-    if offset is None or any(kernel.device != CPU for kernel in plan.kernels):
+    if offset is None:
         return None
     addresses = [kernel.address for kernel in kernels]
     python = _in_python(binding)
@@ -165,8 +165,9 @@ def _in_python(binding: Binding) -> Callable[[Block], InPython]:
 
 
 def _is_short(plan: Plan, machine: Machine) -> bool:
-    """Whether a plan takes less than a microsecond besides its memory: little work in kernels, and no calls."""
-    if not all(isinstance(step, _PLAIN) for step in plan.steps):
+    """Whether a plan takes less than a microsecond besides its memory: little work in kernels, and no calls. A launch
+    on a GPU may wait for others."""
+    if not all(isinstance(step, _PLAIN) for step in plan.steps) or any(kernel.device != CPU for kernel in plan.kernels):
         return False
     works = [most_work(plan.kernels[step.kernel], machine) for step in plan.steps if isinstance(step, Launch)]
     known = [work for work in works if work is not None]

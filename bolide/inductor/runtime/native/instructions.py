@@ -9,8 +9,9 @@ from __future__ import annotations
 
 # Instructions, with their operands. An `offset` counts words from the start of the program.
 DONE = 0
-LAUNCH = 1  # address of a kernel, count, operands
-CALL = 2  # address of a thunk, offset of the Python step for when it answers an error, count, operands
+LAUNCH = 1  # address of a kernel of the CPU, count, operands
+CALL = 2  # address of a thunk, or of a GPU's kernel, offset of the Python step for when it answers an error, count,
+# operands
 CHECK = 3  # slot, offset of the Python step for when it fails, dtype, dims, operands: address of sizes, of strides
 FREE = 4  # first slot, count, slots: give up handles of the program's
 FREE_INPUTS = 5  # count, inputs: give up inputs; holds the interpreter lock
@@ -29,11 +30,12 @@ EXPECT = 17  # slot, offset of the Python step for when the only element, a bool
 HOLDS = 18  # frame word, offset of the Python step for when the relation to 0 does not hold, relation
 ITEM = 19  # frame word to fill, slot, bytes of the only element, its sign bit (0: it has none, or is a whole word)
 SIZE = 20  # frame word to fill, slot, dimension
-UNLESS = 21  # slot, words from here to the next instruction unless the only element, a bool, is true
+UNLESS = 21  # frame word, words from here to the next instruction if it is 0
 JUMP = 22  # words from here to the next instruction
 SIGNALS = 23  # once in a while: handlers of signals may raise
 DISPATCH = 24  # an operator's name, offset of the Python step for when it fails, count, its overload's name, count of
-# results, operands, forms (form, count, whether it is optional), results (slot, count, or -1 for a tensor alone)
+# results, operands, forms (form, count, whether it is optional), results (slot, count, -1 for a tensor alone, or
+# frame word, -2)
 OFFSET = 25  # frame word to fill, slot: where in its storage a tensor begins
 
 # Relations to 0.

@@ -195,7 +195,7 @@ class Writer:
             self._held = True
 
     def launch(self, kernel: int, operands: Sequence[Operand]) -> None:
-        """Runs the kernel at an address."""
+        """Runs the kernel of the CPU at an address."""
         self.natively()
         self.longest = max(self.longest, len(operands))
         self.code += (ops.LAUNCH, kernel, len(operands), *flat(operands))
@@ -203,9 +203,13 @@ class Writer:
     def call(self, shim: Shim, operands: Sequence[Operand], otherwise: PythonStep) -> None:
         """Calls a function in C; `otherwise` is done if it answers an error."""
         assert len(operands) == len(shim.parameters), (shim, operands)
+        self.invoke(self.thunk(shim), operands, otherwise)
+
+    def invoke(self, address: int, operands: Sequence[Operand], otherwise: PythonStep) -> None:
+        """Calls what is at an address, a thunk or a GPU's kernel; `otherwise` is done if it answers an error."""
         self.natively()
         self.longest = max(self.longest, len(operands))
-        self.code += (ops.CALL, self.thunk(shim), self._reference(otherwise, 2), len(operands), *flat(operands))
+        self.code += (ops.CALL, address, self._reference(otherwise, 2), len(operands), *flat(operands))
 
     def dispatch(
         self,
@@ -214,7 +218,7 @@ class Writer:
         results: Sequence[tuple[int, int]],
         otherwise: PythonStep,
     ) -> None:
-        """Calls an operator by name; `results`: slot and count, or -1, for each value that it returns."""
+        """Calls an operator by name; `results`: slot and count, or -1, or frame word and -2, for each value."""
         name, overload = (self.data(text.encode())[1] for text in (operator.name, operator.overload))
         self.natively()
         self.longest = max(self.longest, len(arguments))
@@ -269,10 +273,10 @@ class Writer:
 
     # ---- blocks ------------------------------------------------------------------------------------------------------
 
-    def unless(self, slot: int) -> int:
-        """Jumps to where this is `led`, by the answer, unless the only element of a tensor of bools is true."""
+    def unless(self, place: int) -> int:
+        """Jumps to where this is `led`, by the answer, if a frame word is 0."""
         self.natively()
-        self.code += (ops.UNLESS, slot, 0)
+        self.code += (ops.UNLESS, place, 0)
         return len(self.code) - 3
 
     def jump(self, start: int | None = None) -> int:

@@ -92,7 +92,7 @@ def execute(control: int, objects: int, slots: int, frame: int) -> bool:
                 size = 2 * word(now, 3) + 4
             case ops.DISPATCH:
                 gather(now + 48, word(now, 3), values, slots, frame)
-                if not dispatched(now, values, slots):
+                if not dispatched(now, values, slots, frame):
                     step = word(now, 2)
                 size = 5 * word(now, 3) + 2 * word(now, 5) + 6
             case ops.CHECK:
@@ -129,7 +129,7 @@ def execute(control: int, objects: int, slots: int, frame: int) -> bool:
                 if not holds(word(now, 3), word(frame, x)):
                     step = word(now, 2)
             case ops.UNLESS:
-                size = 3 if item(word(slots, x), 1, 0) != 0 else word(now, 2)
+                size = 3 if word(frame, x) != 0 else word(now, 2)
             case ops.JUMP:
                 size = x
             case ops.SIGNALS:
@@ -209,7 +209,7 @@ def are_same_places(sizes: int, strides: int, others: int, dims: int) -> bool:
 # ---- calls by name ---------------------------------------------------------------------------------------------------
 
 
-def dispatched(now: int, values: int, slots: int) -> bool:
+def dispatched(now: int, values: int, slots: int, frame: int) -> bool:
     """Calls an operator through torch's dispatcher; false if that answers an error. It takes the arguments on a stack
     of words, on which it leaves the results; handles, boxes and lists there are the callee's, then the caller's."""
     count = word(now, 3)
@@ -226,7 +226,9 @@ def dispatched(now: int, values: int, slots: int) -> bool:
     i = 0
     while i < results:
         slot = slots + 8 * word(forms)
-        if word(forms, 1) < 0:
+        if word(forms, 1) == -2:
+            put(frame, word(forms), word(stack, i))
+        elif word(forms, 1) < 0:
             put(slot, 0, word(stack, i))
         elif not unpack(word(stack, i), word(forms, 1), slot):
             return False

@@ -100,19 +100,19 @@ def parameters_of(kind: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def shim_of(operator: torch._ops.OpOverload) -> Shim | None:
-    """The function in C for an operator on the CPU; None where there is none."""
+def shim_of(operator: torch._ops.OpOverload, kind: str = "cpu") -> Shim | None:
+    """The function in C for an operator on devices of a kind; None where there is none."""
     name = operator.name()  # type: ignore[no-untyped-call]
     if name == "aten::clone":  # to memory of the layout that is expected
         return COPY
     if operator in FILLING_FORMS:
-        return shim_of(FILLING_FORMS[operator])
+        return shim_of(FILLING_FORMS[operator], kind)
     if name not in GIVING and name not in FILLING:
         return None
     given = [kind for argument in operator._schema.arguments for kind in parameters_of(type_text(argument.type))]
     made = ["ptr"] * len(operator._schema.returns)
     suffix = "_out" if name in FILLING else ""
-    symbol = f"aoti_torch_cpu_{_NAMES.get(name, name.partition('::')[2].replace('.', '_'))}{suffix}"
+    symbol = f"aoti_torch_{kind}_{_NAMES.get(name, name.partition('::')[2].replace('.', '_'))}{suffix}"
     if symbol_address(symbol) is None:
         return None
     parameters = (*made, *given) if name in FILLING else (*given, *made)
@@ -233,8 +233,19 @@ def code_of(value: torch.dtype | torch.layout | torch.memory_format) -> int:
     return int(ctypes.CFUNCTYPE(ctypes.c_int32)(address)())
 
 
-CPU_WORD = 0xFFFFFFFF
-"""The device, without an index, where an operator that is called by name takes one."""
+@functools.cache
+def device_numbers(device: torch.device) -> tuple[int, int]:
+    """torch's number of a kind of device, and the index (-1 without one), as its functions in C take them."""
+    address = symbol_address(f"aoti_torch_device_type_{device.type}")
+    if address is None:
+        raise LookupError(f"torch's functions in C know no {device.type}")
+    return int(ctypes.CFUNCTYPE(ctypes.c_int32)(address)()), -1 if device.index is None else device.index
+
+
+def device_word(device: torch.device) -> int:
+    """A device as an operator takes it that is called by name: the index in the lower half of a word."""
+    kind, index = device_numbers(device)
+    return kind << 32 | index & 0xFFFFFFFF
 
 
 @functools.cache
