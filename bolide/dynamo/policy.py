@@ -65,6 +65,8 @@ _REFUSED_MODULES = _names(
     "random time socket subprocess _random io _io shutil tempfile secrets numpy.random "
     "numpy.random.mtrand numpy.random._generator threading "
     "torch.utils.data.dataloader "
+    # Streams and events order what runs on a device, and memory is what it is now.
+    "torch.cuda.streams torch.cuda.memory torch.cuda.graphs torch.accelerator.memory "
     # Compilers, exporters and recorders of torch's: on the program's values they would record bolide's work.
     "torch.jit._trace torch.jit._script torch.jit._freeze torch.jit._serialization torch.jit._recursive "
     "torch.jit._async torch.jit._fuser torch.jit.frontend torch.export torch.export.exported_program torch.onnx "
@@ -134,6 +136,11 @@ _OF_THE_MOMENT = {
     locale: "getlocale setlocale",
     torch: "set_num_interop_threads set_printoptions set_warn_always",
     torch._C: "_from_dlpack _to_dlpack _to_dlpack_versioned",
+    torch.cuda: "StreamContext current_stream default_stream device device_of ipc_collect set_device set_stream stream "
+    "synchronize",
+    torch.accelerator: "current_stream device_index set_device_idx set_device_index set_stream synchronize",
+    torch.Event: "elapsed_time query record synchronize wait",
+    torch.Stream: "query record_event synchronize wait_event wait_stream",
     torch.utils.dlpack: "from_dlpack to_dlpack",
     torch.Tensor: "__dlpack__",
     uuid: "getnode uuid1 uuid4",

@@ -73,6 +73,9 @@ class Listener:
     def offset_read(self, place: int) -> None:
         """The program asks where an input lies in its storage."""
 
+    def current_device_read(self) -> None:
+        """The program names a GPU without a number."""
+
     def checked(self, condition: TracedTensor) -> None:
         """The graph checks a condition."""
 

@@ -27,6 +27,8 @@ class Trace(Recorder):
 
     def dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what torch's dispatcher hands us: an operation, below autograd and autocast."""
+        if (device := kwargs.get("device")) is not None and device.type == "cuda" and device.index is None:
+            kwargs = {**kwargs, "device": torch.device("cuda", torch.cuda.current_device())}
         if (self.has_scalars or self.shapes.has_floats) and (
             result := forms.with_tensors(self, func, args, kwargs)
         ) is not NotImplemented:

@@ -36,7 +36,7 @@ from bolide.dynamo.program.captured import Break, Captured, Effect, Guard, Recip
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, MODULE_INTERNALS
 from bolide.dynamo.state import state
 from bolide.dynamo.torch_calls.hooks import hook_effects, refuse_results_in_between
-from bolide.dynamo.torch_calls.state import enter_around, function_mode_effects
+from bolide.dynamo.torch_calls.state import enter_around, function_mode_effects, rely_on_current_device
 from bolide.dynamo.world.outside import Deferred, Overlay, Snapshot
 from bolide.dynamo.world.rebuild import Rebuilder
 from bolide.dynamo.world.world import World
@@ -264,6 +264,9 @@ class _Listener(Listener):
 
     def offset_read(self, place: int) -> None:
         guard_offset(self.machine.world, place)
+
+    def current_device_read(self) -> None:
+        rely_on_current_device(self.machine)
 
     def checked(self, condition: TracedTensor) -> None:
         if self.calls is not None:

@@ -174,6 +174,8 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
         frame.stack.append(drawn_or_refused(vm, function, args, words))
         return None
     vm.trace.where = vm.where()
+    if function is torch.Tensor.cuda or any(map(_is_current_device, [*args, *words.values()])):
+        vm.trace.listener.current_device_read()
     try:
         with setting_modes(vm) if _may_set_modes(function, args) else _PLAINLY:
             called = vm.within(function) if makes_classes(function) else function
@@ -226,6 +228,13 @@ def setting_modes(vm: Machine) -> Iterator[None]:
         yield
     finally:
         vm.modes.setters.update(setter for setter, _ in modes.changed(before, modes.shared()))
+
+
+def _is_current_device(value: object) -> bool:
+    """Whether a value names a GPU without a number."""
+    if type(value) is torch.device:
+        return value.type == "cuda" and value.index is None
+    return type(value) is str and value == "cuda"
 
 
 _PLAINLY = contextlib.nullcontext()

@@ -108,6 +108,7 @@ READERS: dict[Reader, Reader | None] = {
     sys.getrecursionlimit: None,
     torch.get_num_threads: None,
     torch.get_num_interop_threads: None,
+    torch.cuda.current_device: None,
     torch.backends.mha.get_fastpath_enabled: None,
     torch.is_anomaly_enabled: torch.set_anomaly_enabled,
     torch.is_anomaly_check_nan_enabled: torch.set_anomaly_enabled,
@@ -135,6 +136,12 @@ def read_state(vm: Machine, reader: Reader, args: list[Any]) -> Any:
     if READERS.get(reader) not in own and vm.world.guards.first(key):
         vm.world.guards.add(Source("apply", Source("object", None, None, reader), tuple(args), ask), "equals", value)
     return value
+
+
+def rely_on_current_device(vm: Machine) -> None:
+    """The program says "cuda" without a number, which is the current device."""
+    if torch.cuda.is_available():
+        read_state(vm, torch.cuda.current_device, [])
 
 
 @intercept_table({**{reader: reader for reader in READERS}, **BEHIND})

@@ -225,7 +225,7 @@ class _Assembler:
         """The slots for what becomes of one value that an operator returns, neighbours for a list; of an integer the
         word of the frame; nothing for a tensor of which a word is asked."""
         if is_word:
-            return (self.writer.place() if result is None else self.writer.named_word(result.name),)
+            return (self.writer.named_word(result.name) if isinstance(result, WordResult) else self.writer.place(),)
         if isinstance(result, WordResult):
             return ()
         tensors = result if isinstance(result, tuple) else (result,)
@@ -266,8 +266,8 @@ class _Assembler:
             self.alloc(result.name, result.type, otherwise)
             writer.call(shim, [(ops.HANDLE, writer.slots[result.name]), *given], otherwise)
         else:
-            kinds = [ops.PLACE if is_word else ops.SLOT for is_word in _gives_words(step)]
-            writer.call(shim, [*given, *[(kind, place) for kind, (place,) in zip(kinds, made)]], otherwise)
+            forms = [ops.PLACE if is_word else ops.SLOT for is_word in _gives_words(step)]
+            writer.call(shim, [*given, *[(form, place) for form, (place,) in zip(forms, made)]], otherwise)
             self.look_at(step, made, otherwise)
         return True
 
