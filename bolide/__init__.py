@@ -165,6 +165,7 @@ versions.recorder = _recorded
 dynamo.explain, dynamo.export, dynamo.optimize = explain, export, optimize
 dynamo.optimize_assert = functools.partial(optimize, nopython=True)
 inductor.aot_compile = _aot_compile
+inductor.cudagraph_mark_step_begin = cudagraph_mark_step_begin
 inductor.compile, functorch.compilers.generator = compile_fx, lookup_backend("inductor")
 configure(dict(os.environ))
 keep_dynamo_out()  # also for optimizers that are made before anything is compiled

@@ -7,10 +7,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, fx
@@ -22,6 +23,7 @@ from bolide.dynamo.entry import versions
 from bolide.dynamo.entry.replay import Runner
 from bolide.dynamo.library import provenance
 from bolide.dynamo.program.captured import Captured, Source
+from bolide.dynamo.state import state, which_call
 from bolide.functorch import GraphCompiler, GraphInfo
 from bolide.functorch.graphs import constants_of, placeholders
 from bolide.support import errors, events
@@ -31,6 +33,9 @@ from bolide.support.locks import compiling
 from bolide.tracing import TensorMeta, modes
 from bolide.tracing.called.branches import branch, repeat
 from bolide.tracing.described import describe, example
+
+if TYPE_CHECKING:
+    from bolide.inductor.cudagraphs.function import Run, Writes
 
 Partition = Literal["default", "min_cut"]
 
@@ -146,8 +151,33 @@ def compile_graph(
     if events.subscribers:
         events.emit(events.Compiled(name, info.kind, compiled, time.perf_counter() - start))
     if config.verify_correctness and info.kind != "backward":
-        return _verified(compiled, functorch.interpret(graph, info), name)
-    return compiled
+        compiled = _verified(compiled, functorch.interpret(graph, info), name)
+    if compiler is recording_interpreter:
+        kept, supported = config.cudagraph_backend_keep_input_mutation, config.cudagraph_backend_support_input_mutation
+        return _recorded(compiled, graph, name, info, "back" if not kept else "in place" if supported else "never")
+    with inductor.config.patch(options):
+        if not inductor.config.triton.cudagraphs:
+            return compiled
+        supported = bool(inductor.config.triton.cudagraph_support_input_mutation)
+        return _recorded(compiled, graph, name, info, "either" if supported else "never")
+
+
+def recording_interpreter(graph: fx.GraphModule, info: GraphInfo) -> Callable[[list[Any]], Any]:
+    """The compiler of the backend cudagraphs: ATen calls, which are recorded."""
+    return functorch.interpret(graph, info)
+
+
+def _recorded(compiled: Run, graph: fx.GraphModule, name: str, info: GraphInfo, writes: Writes) -> Run:
+    from bolide.inductor.cudagraphs.recorder import recorded
+
+    return recorded(compiled, graph, name, info, writes, _moment)
+
+
+def _moment() -> tuple[int, int]:
+    """Which call of the program this is, and how often it has said that a step of CUDA graphs begins, also by torch's
+    function."""
+    torchs = sys.modules.get("torch._inductor.cudagraph_trees")
+    return which_call(), state.steps - (0 if torchs is None else torchs.MarkStepBox.mark_step_counter)
 
 
 def _warn_of_graph(graph: fx.Graph, name: str, failure: CompileError) -> None:

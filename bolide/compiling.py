@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from bolide import functorch, inductor
-from bolide.backends import Partition, run_calls, run_trace
+from bolide.backends import Partition, recording_interpreter, run_calls, run_trace
 from bolide.dynamo.backends import (
     CompilerFn,
     get_default_backend,
@@ -94,15 +94,6 @@ def ts(gm: fx.GraphModule, example_inputs: Sequence[object], **options: object) 
         return cast(Callable[..., object], torch.jit.freeze(torch.jit.script(gm.eval())))
 
 
-def cudagraphs(gm: fx.GraphModule, example_inputs: Sequence[object], **options: object) -> Callable[..., Any]:
-    """CUDA graphs, which need a CUDA device."""
-    raise Unsupported(
-        "the backend cudagraphs records CUDA graphs, and bolide has no code for CUDA yet",
-        remedy='use backend="inductor" or "aot_eager"',
-        kind="device",
-    )
-
-
 @functools.cache
 def _core() -> Table:
     """torch's decompositions into core ATen operations."""
@@ -122,7 +113,7 @@ for _backend in (
     register_debug_backend(_backend, _backend.name)
 register_debug_backend(eager)
 register_debug_backend(ts)
-register_backend(cudagraphs)
+register_backend(TraceBackend("cudagraphs", recording_interpreter, "min_cut"), "cudagraphs")
 
 
 def _run_backend(settings: Settings, parameters: Sequence[str], captured: Captured) -> Runner:
@@ -190,7 +181,7 @@ def compile(
     ``aot_eager`` (ATen calls); any other name of `bolide.dynamo.list_backends(None)`; or a callable
     ``(gm: fx.GraphModule, example_inputs: list[Tensor]) -> callable``, which gets `mode` and `options` as keywords if
     they are given.
-    mode: ``default``, ``reduce-overhead`` (alike on the CPU: it asks for CUDA graphs), ``max-autotune`` or
+    mode: ``default``, ``reduce-overhead`` (the option `triton.cudagraphs`; alike on the CPU), ``max-autotune`` (both) or
     ``max-autotune-no-cudagraphs`` (the option `max_autotune`: schedules and libraries are chosen by running them);
     excludes `options`.
     options: values for `bolide.inductor.config` while compiling; ``guard_filter_fn`` (see

@@ -461,7 +461,7 @@ def recompile_info(e: events.GuardFailed) -> RecompileInfo:
 
 
 def note_info(event: object) -> Iterator[NoteInfo]:
-    """What an event tells of sizes that were fixed and functions that were skipped."""
+    """What an event tells of sizes that were fixed, and of what was skipped or not recorded."""
     if isinstance(event, events.Specialised):
         yield NoteInfo(
             event.name, "specialised", f"{event.source} = {event.value}", event.reason, str(event.where or "")
@@ -471,6 +471,8 @@ def note_info(event: object) -> Iterator[NoteInfo]:
         yield NoteInfo(event.name, "read", f"{event.source} = {event.value}", reason, str(event.where or ""))
     elif isinstance(event, events.CacheLookup) and event.kind == "plans":
         yield NoteInfo(event.name, "cache", "plan", "found" if event.hit else f"not found: {event.reason}", "")
+    elif isinstance(event, events.NotRecorded):
+        yield NoteInfo(event.name, "not recorded", f"{event.kind} graph", event.reason, str(event.where or ""))
     elif isinstance(event, events.Skipped):
         yield NoteInfo(event.name, "skipped", event.function, event.reason, str(event.where or ""))
 

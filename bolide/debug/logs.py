@@ -25,7 +25,7 @@ def set_logs(all: bool | int | None = None, **levels: bool | int) -> None:
 
     Names of stages (``dynamo``, ``tracing``, ``functorch``, ``inductor``) take a level of Python's logging; names of
     artifacts (``graph_breaks``, ``recompiles``, ``guards``, ``graph_code``, ``entry_code``, ``kernels``, ``dynamic``,
-    ``perf``, ``cache``, ``compiled_autograd``, ``compiled_autograd_verbose``) take True. `all` stands for all names.
+    ``perf``, ``cache``, ``cudagraphs``, ``compiled_autograd``, ``compiled_autograd_verbose``) take True. `all` stands for all names.
     Records go to standard error, and to the file `bolide.dynamo.config.log_file_name`.
 
     Raises ValueError for an unknown name, with the nearest ones.
@@ -125,6 +125,9 @@ _TEXTS: dict[type, tuple[tuple[str, Callable[[Any], str]], ...]] = {
     ),
     events.CacheLookup: (("cache", _lookup),),
     events.NotKept: (("cache", lambda e: f"functions of {e.name}: not kept: {e.reason} ({e.where or 'no line'})"),),
+    events.NotRecorded: (
+        ("cudagraphs", lambda e: f"{e.name}: its {e.kind} graph is not recorded: {e.reason} ({e.where or 'no line'})"),
+    ),
     events.Installed: (
         ("entry_code", lambda e: f"{e.name}, version {e.index}:\n{e.source}"),
         ("perf", lambda e: f"{e.name}: version {e.index} in place after {e.seconds * 1e3:.1f} ms"),

@@ -328,10 +328,11 @@ class DynamoConfig(Config):
     optimize_ddp_lazy_compile: bool = option(False, "Compile parts of a DDP module late.", note=_LEGACY)
     skip_fsdp_hooks: bool = option(True, "Hooks of FSDP are not captured.", note=_DISTRIBUTED)
     cudagraph_backend_keep_input_mutation: bool = option(
-        False, "The cudagraphs backend may write to inputs itself.", note="for CUDA, which is not there yet"
+        False, "Graphs of the backend cudagraphs write to inputs where they lie. Off: to copies that are written back."
     )
     cudagraph_backend_support_input_mutation: bool = option(
-        False, "The cudagraphs backend handles written inputs.", note="for CUDA, which is not there yet"
+        False,
+        "Where they write to inputs where they lie, such graphs are recorded, if the addresses of these stay.",
     )
 
 

@@ -19,6 +19,9 @@ class ThreadState(threading.local):
     backend: Any = None  # likewise
     break_is_error: bool = False  # see `switches.error_on_graph_break`
     exporting: bool = False  # whether the capture is one of `export`
+    resuming: int = 0  # how many calls of compiled functions this thread is in that have gone on after a break
+    calls: int = 0  # how many calls of compiled functions there were, from outside of them, as far as anybody asked
+    steps: int = 0  # how often the program has said that a step begins
     call: tuple[object, tuple[object, ...], dict[str, object]] | None = (
         None  # what it compiles: a `Versions`, for these
     )
@@ -26,6 +29,14 @@ class ThreadState(threading.local):
 
 state = ThreadState()
 CALLBACK = "_bolide_callback"  # marks what native code is given in place of a function of the program, which it names
+
+
+def which_call() -> int:
+    """The number of the call of a compiled function from outside of them that this thread is in; another number each
+    time outside of `resuming`, as a graph runs once in a call without breaks."""
+    if not state.resuming:
+        state.calls += 1
+    return state.calls
 
 
 def is_compiling() -> bool:

@@ -9,19 +9,20 @@ from bolide.inductor.compiled_graph import CompiledGraph, compile_graph
 from bolide.inductor.config import config
 from bolide.support.errors import unknown_name
 
-aot_compile: Callable[..., str]  # these two join all stages: bolide/__init__.py sets them
+aot_compile: Callable[..., str]  # these come from other stages: bolide/__init__.py sets them
 compile: Callable[..., Any]
+cudagraph_mark_step_begin: Callable[[], None]
 
 #: The options that each mode stands for.
-MODES: dict[str, dict[str, Any]] = {
+MODES: dict[str, dict[str, object]] = {
     "default": {},
-    "reduce-overhead": {},
+    "reduce-overhead": {"triton.cudagraphs": True},
     "max-autotune-no-cudagraphs": {"max_autotune": True},
-    "max-autotune": {"max_autotune": True},
+    "max-autotune": {"max_autotune": True, "triton.cudagraphs": True},
 }
 
 
-def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> dict[str, Any]:
+def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> dict[str, object]:
     """The options that a mode stands for, as `compile(options=…)` takes them; without `mode`, those of every mode by
     name. Sizes that are `dynamic` change nothing.
 
@@ -38,4 +39,13 @@ def list_options() -> list[str]:
     return list(config.shallow_copy_dict())
 
 
-__all__ = ["CompiledGraph", "aot_compile", "compile", "compile_graph", "config", "list_mode_options", "list_options"]
+__all__ = [
+    "CompiledGraph",
+    "aot_compile",
+    "compile",
+    "compile_graph",
+    "config",
+    "cudagraph_mark_step_begin",
+    "list_mode_options",
+    "list_options",
+]

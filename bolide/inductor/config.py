@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bolide.support.config import Config, option, publish
+from bolide.support.config import Config, Group, option, publish
 
 
 class InductorConfig(Config):
@@ -23,6 +23,23 @@ class InductorConfig(Config):
         "Run the schedules that compute the same, for each kernel, numbers of threads, and libraries for each product "
         "and convolution, and take the fastest: some 0.1 s each. What was found is kept in the artifacts.",
         env=("BOLIDE_MAX_AUTOTUNE", "TORCHINDUCTOR_MAX_AUTOTUNE"),
+    )
+    triton = Group(
+        cudagraphs=option(
+            False,
+            "Graphs on CUDA are recorded as CUDA graphs.",
+            env=("BOLIDE_CUDAGRAPHS", "TORCHINDUCTOR_CUDAGRAPHS"),
+        ),
+        cudagraph_trees=option(
+            True, "Recordings share memory, and each knows what ran before it. Off: each graph has memory of its own."
+        ),
+        cudagraph_support_input_mutation=option(
+            True,
+            "Graphs that write to inputs are recorded: they write where these lie, or their copies are written back.",
+        ),
+        cudagraph_skip_dynamic_graphs=option(False, "Graphs with symbolic sizes are not recorded."),
+        cudagraph_dynamic_shape_warn_limit=option(50, "For so many sets of sizes at most a graph is recorded."),
+        cudagraph_unexpected_rerecord_limit=option(128, "So often at most a graph is recorded with the same sizes."),
     )
 
 

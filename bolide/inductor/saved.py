@@ -65,7 +65,9 @@ def key_of(gm: torch.fx.GraphModule, info: About, machine: Machine) -> Key | Non
         "default dtype": str(torch.get_default_dtype()),
         "mkldnn": str(torch.backends.mkldnn.enabled),
     }
-    names |= {f"options.{name}": repr(value) for name, value in config.shallow_copy_dict().items()}
+    options = config.shallow_copy_dict().items()
+    # those of CUDA graphs say how a graph runs, not what it is
+    names |= {f"options.{name}": repr(value) for name, value in options if not name.startswith("triton.")}
     return Key("plans", names, f"{info.kind} graph")
 
 

@@ -82,6 +82,32 @@ def option(
     return Option(default, doc, env, compiled, choices, types, note)  # type: ignore[return-value]
 
 
+class Group:
+    """Declares options whose names begin with a word and a dot, in the body of a `Config` class: with ``triton =
+    Group(cudagraphs=option(…))`` there is the option ``triton.cudagraphs``, which is ``config.triton.cudagraphs``,
+    too."""
+
+    def __init__(self, **declared: object) -> None:
+        self.declared = declared
+
+    def __get__(self, config: Config, owner: type[Config]) -> Members:
+        prefix = next(name for name, value in vars(owner).items() if value is self)
+        return Members(config, prefix)
+
+
+class Members:
+    """The options of a group, as attributes."""
+
+    def __init__(self, config: Config, prefix: str) -> None:
+        vars(self).update(_config=config, _prefix=prefix)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._config, f"{self._prefix}.{name}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._config, f"{self._prefix}.{name}", value)
+
+
 class Config:
     """Base of the config objects; see the module's text."""
 
@@ -90,7 +116,11 @@ class Config:
     _watched: dict[str, Callable[..., None]] = {}  # by option, see `watch`
 
     def __init_subclass__(cls) -> None:
-        cls._options = {name: value for name, value in vars(cls).items() if isinstance(value, Option)}
+        cls._options = {}
+        for name, value in vars(cls).items():
+            found = {f"{name}.{key}": each for key, each in value.declared.items()} if isinstance(value, Group) else {}
+            members = {name: value, **found}.items()
+            cls._options.update({key: each for key, each in members if isinstance(each, Option)})
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         for name, declared in self._options.items():

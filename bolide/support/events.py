@@ -190,6 +190,15 @@ class Skipped(Event):
     where: UserFrame | None
 
 
+@dataclass(frozen=True)
+class NotRecorded(Event):
+    """A graph is not, or not any more, recorded as a CUDA graph, for this reason. `kind`: as of `Graph`."""
+
+    kind: str
+    reason: str
+    where: UserFrame | None
+
+
 Subscriber = Callable[[Any], None]
 subscribers: list[Subscriber] = []
 

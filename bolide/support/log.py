@@ -17,6 +17,7 @@ ARTIFACTS = {
     "recompiles": "which guard failed, the old and new value, and how to avoid it",
     "guards": "the assumptions of each compiled version",
     "graph_code": "the graphs that backends get",
+    "cudagraphs": "why graphs are not recorded as CUDA graphs",
     "entry_code": "the generated Python of each compiled version",
     "kernels": "the generated kernels as loops, and what was not fused",
     "dynamic": "sizes and numbers that were fixed, and why",

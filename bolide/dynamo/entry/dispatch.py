@@ -29,7 +29,7 @@ from bolide.dynamo.guards.sizes import SizeHistory
 from bolide.dynamo.machine.faults import comes_from_outside
 from bolide.dynamo.program.captured import Captured
 from bolide.dynamo.program.sources import Namespace, Signature
-from bolide.dynamo.state import state
+from bolide.dynamo.state import state, which_call
 from bolide.dynamo.world.frames import Frame
 from bolide.support import events, log
 from bolide.support.errors import BolideError, CompileError, HalfwayError, Unsupported, UserFrame
@@ -194,6 +194,14 @@ class Dispatcher(Versions):
 
     def resume(self, result: object) -> Any:
         """The rest of a call whose first entry has answered `result`."""
+        state.resuming += 1
+        try:
+            return self._resumed(result)
+        finally:
+            state.resuming -= 1
+            which_call()
+
+    def _resumed(self, result: object) -> Any:
         state.entering = None
         name, expected = self.name, None
         running: Concrete | None = None

@@ -201,9 +201,15 @@ intercept(is_exporting, torch.compiler.is_exporting)(lambda vm, args, kwargs: st
 
 
 def cudagraph_mark_step_begin() -> None:
-    """Says that a new step begins, so that the memory of CUDA graphs' results may be used again. Nothing to do on
-    CPUs.
+    """Says that a new step begins, so that the memory of the results of CUDA graphs is used again, also where a
+    backward pass is still to come. Captured code breaks here.
     """
+    state.steps += 1
+
+
+intercept(cudagraph_mark_step_begin)(
+    functools.partial(_refuse, "a step of CUDA graphs begins here", False, cudagraph_mark_step_begin)
+)
 
 
 def _mark(fn: Any, handler: Callable[..., object], breaks: bool = False) -> Any:

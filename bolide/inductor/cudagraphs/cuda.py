@@ -1,0 +1,116 @@
+"""Graphs of CUDA, by `torch.cuda.CUDAGraph` and torch's caching allocator."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from bolide.inductor.cudagraphs.device import Graph, Layout
+
+_REPLACED = "The CUDA Graph is empty"
+"""What torch warns of when the graph that keeps a pool is captured."""
+
+
+class Cuda:
+    """All devices of the type cuda."""
+
+    def stream(self, index: int) -> int:
+        """As `Device.stream`."""
+        return int(torch.cuda.current_stream(index).cuda_stream)
+
+    def is_capturing(self) -> bool:
+        """As `Device.is_capturing`."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def pool(self, index: int) -> CudaPool:
+        """As `Device.pool`."""
+        return CudaPool(index)
+
+
+class CudaPool:
+    """A pool of torch's allocator. An empty graph keeps it, as the allocator drops a pool that no graph uses."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        with torch.cuda.device(index):
+            self.stream = torch.cuda.Stream()
+            self.name = torch.cuda.graph_pool_handle()
+            self.keeper = torch.cuda.CUDAGraph()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=_REPLACED)
+                with self._captured(self.keeper):
+                    pass
+
+    def _captured(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
+        return torch.cuda.graph(graph, pool=self.name, stream=self.stream, capture_error_mode="thread_local")
+
+    @contextlib.contextmanager
+    def allocating(self) -> Iterator[None]:
+        """As `Pool.allocating`."""
+        torch.cuda.synchronize(self.index)
+        self.stream.wait_stream(torch.cuda.current_stream(self.index))
+        with torch.cuda.stream(self.stream):
+            torch._C._cuda_beginAllocateCurrentThreadToPool(self.index, self.name)
+            try:
+                yield
+            finally:
+                torch._C._cuda_endAllocateToPool(self.index, self.name)
+                torch._C._cuda_releasePool(self.index, self.name)
+        torch.cuda.current_stream(self.index).wait_stream(self.stream)
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[Graph]:
+        """As `Pool.capture`. cuBLAS allocates its workspace anew, in the pool, and for the program's own calls behind
+        it once more."""
+        with torch.cuda.device(self.index):
+            states = torch.get_rng_state(), torch.cuda.get_rng_state(self.index)
+            torch._C._cuda_clearCublasWorkspaces()
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with self._captured(graph):
+                    yield graph
+            finally:
+                torch._C._cuda_clearCublasWorkspaces()
+                torch.set_rng_state(states[0])
+                torch.cuda.set_rng_state(states[1], self.index)
+
+    def checkpoint(self) -> object:
+        """As `Pool.checkpoint`."""
+        return torch._C._cuda_getCheckpointState(self.index, self.name)  # type: ignore[attr-defined]
+
+    def restore(self, checkpoint: object, alive: list[int], dead: list[int]) -> None:
+        """As `Pool.restore`."""
+        torch._C._cuda_setCheckpointPoolState(self.index, checkpoint, [], alive)  # type: ignore[attr-defined]
+        for address in dead:
+            torch._C._cuda_cudaCachingAllocator_raw_delete(address)
+
+    def free(self, storage: int) -> None:
+        """As `Pool.free`."""
+        torch._C._free_And_Remove_DeleterFn(storage)
+
+    def forbid(self, storage: int, tensor: Tensor | None, message: str) -> None:
+        """As `Pool.forbid`."""
+        torch._C._set_storage_data_ptr_access_error_msg(storage, message)  # type: ignore[attr-defined]
+
+    def storage(self, layout: Layout) -> UntypedStorage:
+        """As `Pool.storage`."""
+        made = torch._C._construct_storage_from_data_pointer(layout.address, layout.device, layout.nbytes)
+        assert isinstance(made, UntypedStorage)
+        return made
+
+    def tensor(self, layout: Layout, storage: UntypedStorage) -> Tensor:
+        """As `Pool.tensor`."""
+        described = {
+            "nbytes": layout.nbytes,
+            "data_ptr": layout.address,
+            "size": layout.size,
+            "stride": layout.stride,
+            "dtype": layout.dtype,
+            "device": layout.device,
+            "storage_offset": layout.offset,
+        }
+        return torch._C._construct_CUDA_Tensor_From_Storage_And_Metadata(described, storage)
