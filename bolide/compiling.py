@@ -181,9 +181,9 @@ def compile(
     ``aot_eager`` (ATen calls); any other name of `bolide.dynamo.list_backends(None)`; or a callable
     ``(gm: fx.GraphModule, example_inputs: list[Tensor]) -> callable``, which gets `mode` and `options` as keywords if
     they are given.
-    mode: ``default``, ``reduce-overhead`` (the option `triton.cudagraphs`; alike on the CPU), ``max-autotune`` (both) or
-    ``max-autotune-no-cudagraphs`` (the option `max_autotune`: schedules and libraries are chosen by running them);
-    excludes `options`.
+    mode: ``default``, ``reduce-overhead`` (the option `triton.cudagraphs`; nothing else on the CPU),
+    ``max-autotune-no-cudagraphs`` (the option `max_autotune`: schedules and libraries are chosen by running them) or
+    ``max-autotune`` (both); excludes `options`.
     options: values for `bolide.inductor.config` while compiling; ``guard_filter_fn`` (see
     `bolide.dynamo.guards.filters`) chooses which guards are kept, ``guard_fail_fn`` is told (as a `GuardFail`) which
     one did not hold.

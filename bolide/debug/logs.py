@@ -25,8 +25,8 @@ def set_logs(all: bool | int | None = None, **levels: bool | int) -> None:
 
     Names of stages (``dynamo``, ``tracing``, ``functorch``, ``inductor``) take a level of Python's logging; names of
     artifacts (``graph_breaks``, ``recompiles``, ``guards``, ``graph_code``, ``entry_code``, ``kernels``, ``dynamic``,
-    ``perf``, ``cache``, ``cudagraphs``, ``compiled_autograd``, ``compiled_autograd_verbose``) take True. `all` stands for all names.
-    Records go to standard error, and to the file `bolide.dynamo.config.log_file_name`.
+    ``perf``, ``cache``, ``cudagraphs``, ``compiled_autograd``, ``compiled_autograd_verbose``) take True. `all` stands
+    for all names. Records go to standard error, and to the file `bolide.dynamo.config.log_file_name`.
 
     Raises ValueError for an unknown name, with the nearest ones.
     """

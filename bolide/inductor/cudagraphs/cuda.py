@@ -37,7 +37,7 @@ class CudaPool:
     def __init__(self, index: int) -> None:
         self.index = index
         with torch.cuda.device(index):
-            self.stream = torch.cuda.Stream()
+            self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self.name = torch.cuda.graph_pool_handle()
             self.keeper = torch.cuda.CUDAGraph()
             with warnings.catch_warnings():
@@ -84,7 +84,7 @@ class CudaPool:
 
     def restore(self, checkpoint: object, alive: list[int], dead: list[int]) -> None:
         """As `Pool.restore`."""
-        torch._C._cuda_setCheckpointPoolState(self.index, checkpoint, [], alive)  # type: ignore[attr-defined]
+        torch._C._cuda_setCheckpointPoolState(self.index, checkpoint, [], alive)  # type: ignore[attr-defined,arg-type]
         for address in dead:
             torch._C._cuda_cudaCachingAllocator_raw_delete(address)
 
@@ -113,4 +113,4 @@ class CudaPool:
             "device": layout.device,
             "storage_offset": layout.offset,
         }
-        return torch._C._construct_CUDA_Tensor_From_Storage_And_Metadata(described, storage)
+        return torch._C._construct_CUDA_Tensor_From_Storage_And_Metadata(described, storage)  # type: ignore[arg-type]

@@ -1,11 +1,10 @@
-"""What recording asks of a device: a pool of memory, graphs whose tensors lie in it, and what the allocator knows of it.
+"""What recording asks of a device: a pool of memory, graphs whose tensors lie in it, and what its allocator knows.
 
 `cuda.Cuda` is the real one; tests put in one that records and replays on the CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,9 +29,9 @@ class Layout:
     @classmethod
     def of(cls, tensor: Tensor) -> Layout:
         storage = tensor.untyped_storage()
+        offset = int(tensor.storage_offset())
         place = storage.data_ptr(), storage.nbytes()
-        shape = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-        return cls(*place, *shape, tensor.dtype, tensor.device)
+        return cls(*place, tuple(tensor.shape), tensor.stride(), offset, tensor.dtype, tensor.device)
 
 
 class Graph(Protocol):
@@ -85,13 +84,3 @@ class Device(Protocol):
 
     def pool(self, index: int) -> Pool:
         """A new pool on the device with this number."""
-
-
-def _cuda() -> Device:
-    from bolide.inductor.cudagraphs.cuda import Cuda
-
-    return Cuda()
-
-
-DEVICES: dict[str, Callable[[], Device]] = {"cuda": _cuda}
-"""By device type."""

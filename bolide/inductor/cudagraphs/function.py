@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from bolide.inductor.cudagraphs.results import Ref
 
-Run: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+Run: TypeAlias = Callable[[list[object]], Sequence[object]]
 """A compiled graph: takes a list, which it empties."""
 
 
@@ -63,7 +63,7 @@ class Function:
         ref = self.kept.get(place)
         if ref is None or not ref.alive or ref.address != tensor.data_ptr():
             return False
-        return ref.storage == tensor.untyped_storage()._cdata
+        return bool(ref.storage == tensor.untyped_storage()._cdata)
 
 
 def overlaps(tensor: Tensor) -> bool:

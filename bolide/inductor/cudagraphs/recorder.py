@@ -6,15 +6,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TypeAlias, cast
 from weakref import ref
 
 import torch
 from torch import fx
 
-from bolide.inductor.cudagraphs.device import DEVICES, Device
 from bolide.inductor.compiled_graph import GraphInfo
 from bolide.inductor.config import config
+from bolide.inductor.cudagraphs.cuda import Cuda
+from bolide.inductor.cudagraphs.device import Device
 from bolide.inductor.cudagraphs.function import Function, Run, Subject, Writes
 from bolide.inductor.cudagraphs.reasons import device_in, why_not, written_inputs
 from bolide.inductor.cudagraphs.tree import Moment, Tree
@@ -22,16 +23,22 @@ from bolide.support import events
 from bolide.support.caches import on_reset
 from bolide.support.errors import UserFrame
 
+DEVICES: dict[str, Callable[[], Device]] = {"cuda": Cuda}
+"""By device type."""
 
 Clock = Callable[[], Moment]
 """Tells where the program is."""
 
 
+Place: TypeAlias = tuple[str, int, int, int]
+"""Whose tree it is: the type of a device, its number, a stream, and a graph, where each has a tree of its own, or 0."""
+
+
 class _Own(threading.local):
-    """The trees of a thread, by device type, device, stream, and graph where each has a tree of its own."""
+    """The trees of a thread."""
 
     def __init__(self) -> None:
-        self.trees: dict[tuple[object, ...], Tree] = {}
+        self.trees: dict[Place, Tree] = {}
 
 
 @dataclass(slots=True)
@@ -39,29 +46,28 @@ class Forest:
     """All trees. Those of threads that have ended, or that were reset, are kept while results of theirs are alive."""
 
     own: _Own = field(default_factory=_Own)
-    all: list[tuple[ref[threading.Thread], tuple[object, ...], Tree]] = field(default_factory=list)
+    all: list[tuple[ref[threading.Thread], Place, Tree]] = field(default_factory=list)
     left: list[Tree] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def tree(self, device: Device, place: tuple[object, ...], index: int, backward: bool, inputs: list[object]) -> Tree:
-        """The tree that a call belongs to: for a backward pass the one that holds what was saved, if one does, else
+    def tree(self, device: Device, place: Place, moment: Moment, saved: list[object] | None) -> Tree:
+        """The tree that a call belongs to: for a backward pass the one that holds what was `saved`, if one does, else
         this thread's at `place`."""
-        if backward:
+        if saved is not None:
             for _, at, tree in self.all:
-                if at[:2] == place[:2] and tree.holds(inputs):
+                if at[:2] == place[:2] and tree.holds(saved):
                     return tree
-        tree = self.own.trees.get(place)
-        if tree is None:
-            tree = self.own.trees[place] = Tree(device.pool(index))
-            with self.lock:
-                self._drop()
-                self.all.append((ref(threading.current_thread()), place, tree))
-        return tree
+        known = self.own.trees.get(place)
+        return known if known is not None else self._plant(device, place, moment)
 
-    def _drop(self) -> None:
-        ended = [entry for entry in self.all if (thread := entry[0]()) is None or not thread.is_alive()]
-        self.all = [entry for entry in self.all if entry not in ended]
-        self.left = [tree for tree in [*self.left, *[tree for *_, tree in ended]] if not tree.all_dead()]
+    def _plant(self, device: Device, place: Place, moment: Moment) -> Tree:
+        tree = self.own.trees[place] = Tree(device, place[1], moment)
+        with self.lock:
+            ended = [entry for entry in self.all if (thread := entry[0]()) is None or not thread.is_alive()]
+            self.all = [entry for entry in self.all if entry not in ended]
+            self.left = [old for old in [*self.left, *[old for *_, old in ended]] if not old.all_dead()]
+            self.all.append((ref(threading.current_thread()), place, tree))
+        return tree
 
     def clear(self) -> None:
         """Drops all recordings."""
@@ -114,11 +120,9 @@ class Recorder:
             function = self._function(numbers)
         if function is None or function.reason:
             return self.subject.run(inputs)
-        if not function.warm:
-            return function.warm_up(inputs)
-        own = () if self.trees else (id(self),)
-        place = (*self.key, self.device.stream(self.index), *own)
-        tree = forest.tree(self.device, place, self.index, self.subject.kind == "backward", inputs)
+        own = 0 if self.trees else id(self)
+        place = (*self.key, self.device.stream(self.index), own)
+        tree = forest.tree(self.device, place, moment, inputs if self.subject.kind == "backward" else None)
         results = tree.run(function, inputs, moment)
         if function.reason:
             self._tell(function.reason)

@@ -119,8 +119,10 @@ class Recording:
         """Note what the recorded run gave. `addresses`: the inputs that were not copied, by their storage's."""
         self.results = describe(results, addresses, constants)
         for value, result in zip(results, self.results, strict=True):
-            is_fresh = isinstance(result, Fresh) and isinstance(value, Tensor)
-            self.refs.append(Ref(value, result.layout.address) if is_fresh else None)
+            if isinstance(result, Fresh) and isinstance(value, Tensor):
+                self.refs.append(Ref(value, result.layout.address))
+            else:
+                self.refs.append(None)
         self.live = tuple(living(self.path))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -24,11 +24,11 @@ class Ref:
 
     def __init__(self, tensor: Tensor, address: int) -> None:
         self.address = address
-        self.storage = tensor.untyped_storage()._weak_ref()
+        self.storage = cast(int, tensor.untyped_storage()._weak_ref())
         self.tensor = weakref.ref(tensor)
 
     def __del__(self) -> None:
-        UntypedStorage._free_weak_ref(self.storage)
+        UntypedStorage._free_weak_ref(self.storage)  # type: ignore[no-untyped-call]
 
     @property
     def alive(self) -> bool:

@@ -8,14 +8,16 @@ forbidden, since its memory will be written again. See docs/inductor/cuda-graphs
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from bolide.inductor.cudagraphs.device import Layout, Pool
-from bolide.inductor.cudagraphs.function import Function, overlaps
+from bolide.inductor.cudagraphs.device import Device, Layout, Pool
+from bolide.inductor.cudagraphs.function import Function, Subject, overlaps
 from bolide.inductor.cudagraphs.recording import (
     Children,
     Inputs,
@@ -35,24 +37,31 @@ class Tree:
     """The recordings of one thread on one stream of one device. A backward pass, which runs in a thread of autograd's,
     uses the tree that holds what it saved; so there is a lock."""
 
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
+    def __init__(self, device: Device, index: int, moment: Moment) -> None:
+        self.device, self.index = device, index
         self.lock = threading.RLock()
         self.roots: Children = WeakKeyDictionary()
         self.path: tuple[Recording, ...] = ()
         self.owned = False  # whether the living results own their memory, as they were recorded and not replayed
         self.held: list[object] = []
         self.step = 1
-        self.moment: Moment = (0, 0)
+        self.calls: Counter[int] = Counter()  # of this step, by subject, in the order of the first calls
+        self.moment, self.marks = moment, moment[1]
+
+    @cached_property
+    def pool(self) -> Pool:
+        """Made when something is recorded."""
+        return self.device.pool(self.index)
 
     def run(self, function: Function, inputs: Inputs, moment: Moment) -> Sequence[object]:
-        """Runs a function that is warm, by a graph if it can be."""
+        """Runs a function: by a graph, if it is warm and can be recorded."""
         with self.lock:
             self.held = []
             backward = function.subject.kind == "backward"
-            if self._begins(function, moment):
-                self._begin(function, inputs)
-            self.moment = moment if not backward else self.moment
+            if not backward:
+                self._enter(function.subject, inputs, moment)
+            if not function.warm:
+                return function.warm_up(inputs)
             results = self._followed(function, inputs)
             if backward:
                 # Whoever accumulates gradients sees that others hold them, too, and copies: `.grad` outlives a step.
@@ -75,22 +84,35 @@ class Tree:
 
     # ---- steps
 
-    def _begins(self, function: Function, moment: Moment) -> bool:
-        """Whether a call begins a step: the program says so, or calls what it has called in this one. A backward pass
-        that is to come still keeps the step."""
-        if not self.path or function.subject.kind == "backward":
-            return False
-        if moment[1] != self.moment[1]:
-            return True
-        again = any(recording.origin == id(function.subject) for recording in self.path)
-        return again and moment[0] != self.moment[0] and not any(recording.pending() for recording in self.path)
+    def _enter(self, subject: Subject, inputs: Inputs, moment: Moment) -> None:
+        if self._begins(subject, inputs, moment):
+            addresses = self._addresses()
+            for at, value in enumerate(inputs):
+                if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in addresses:
+                    inputs[at] = value.detach().clone(memory_format=torch.preserve_format)
+            self.end(f"step {self.step + 1} began with a call of {subject.name}")
+            self.step += 1
+            self.calls.clear()
+        self.calls[id(subject)] += 1
+        self.moment = moment
 
-    def _begin(self, function: Function, inputs: Inputs) -> None:
-        addresses = self._addresses()
-        for at, value in enumerate(inputs):
-            if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in addresses:
-                inputs[at] = value.detach().clone(memory_format=torch.preserve_format)
-        self.end(f"step {self.step + 1} began with a call of {function.subject.name}")
+    def _begins(self, subject: Subject, inputs: Inputs, moment: Moment) -> bool:
+        """Whether a call begins a step. If the program ever says so, it decides. Else a step begins when what this one
+        began with is called again, unless a backward pass is to come. Some programs begin otherwise than they go on: so
+        does the third call of anything, if nothing is lost with it but what the second has given."""
+        if moment[1] != self.marks:
+            return moment[1] != self.moment[1]
+        count = self.calls[id(subject)]
+        if not count or moment[0] == self.moment[0] or any(recording.pending() for recording in self.path):
+            return False
+        return next(iter(self.calls)) == id(subject) or (count > 1 and self._keeps(subject, inputs))
+
+    def _keeps(self, subject: Subject, inputs: Inputs) -> bool:
+        given = {value.untyped_storage().data_ptr() for value in inputs if isinstance(value, Tensor)}
+        return all(
+            self.path[depth].origin == id(subject) or self.path[depth].ref((depth, at)).address in given
+            for depth, at in living(self.path)
+        )
 
     def end(self, reason: str = "") -> None:
         """Ends the path. What is alive still may not be used any more, for `reason`."""
@@ -101,7 +123,6 @@ class Tree:
                 self.pool.free(ref.storage)
             self.pool.forbid(ref.storage, ref.tensor(), _overwritten(recording, at, reason))
         self.path, self.owned = (), False
-        self.step += 1
 
     # ---- following the path
 

@@ -23,9 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bolide.inductor import compiled_graph, config
-from bolide.inductor.cudagraphs import device as devices
+from bolide.inductor.cudagraphs import recorder
 from bolide.inductor.cudagraphs.device import Layout
-from bolide.inductor.cudagraphs.recorder import forest
 from bolide.inductor.runtime import driver
 from bolide.inductor.runtime.kernels import CompiledKernel, sequence
 
@@ -143,6 +142,7 @@ class FakePool:
         del self.used[self.owners.pop(self.numbers[storage])]
 
     def forbid(self, storage: int, tensor: Tensor | None, message: str) -> None:
+        self.device.gone[self.numbers[storage]] = message
         if _CAN_FORBID:
             torch._C._set_storage_data_ptr_access_error_msg(storage, message)
         elif tensor is not None:
@@ -211,7 +211,8 @@ class Pooling(TorchDispatchMode):
                 fresh.append(None)
                 return value
             tensor = self.pool.new(value)
-            tensor.copy_(value)
+            storage = value.untyped_storage()
+            ctypes.memmove(tensor.untyped_storage().data_ptr(), storage.data_ptr(), storage.nbytes())
             fresh.append(Layout.of(tensor))
             return tensor
 
@@ -228,7 +229,7 @@ def again(func: Any, call: Any, fresh: Sequence[Layout | None]) -> None:
     with torch.no_grad():
         for value, layout in zip(tree_leaves(func(*args, **kwargs)), fresh, strict=True):
             if layout is not None:
-                seen(layout).copy_(value)
+                ctypes.memmove(layout.address, value.untyped_storage().data_ptr(), layout.nbytes)
 
 
 def binder(kernels: Sequence[CompiledKernel]) -> Callable[..., Callable[..., None]]:
@@ -265,6 +266,16 @@ class FakeDevice:
         self.refused: set[str] = set()
         self.current = 0
         self.capturing = False
+        self.gone: dict[int, str] = {}
+
+    def check(self, tensor: Tensor) -> None:
+        """Raises for a tensor whose memory is written again: a build of torch without CUDA cannot tell for all of
+        them."""
+        cdata = tensor.untyped_storage()._cdata
+        for pool in self.pools:
+            message = self.gone.get(pool.numbers.get(cdata, -1))
+            if message is not None:
+                raise RuntimeError(message)
 
     def stream(self, index: int) -> int:
         return self.current
@@ -289,10 +300,10 @@ class FakeDevice:
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     """The CPU records graphs."""
     device = FakeDevice()
-    monkeypatch.setitem(devices.DEVICES, "cpu", lambda: device)
+    monkeypatch.setitem(recorder.DEVICES, "cpu", lambda: device)
     monkeypatch.setattr(compiled_graph, "binder", binder)
     monkeypatch.setattr(driver, "_empty_strided_cpu", lambda *shape: torch.empty_strided(*shape[:2], dtype=shape[2]))
-    forest.clear()
+    recorder.forest.clear()
     with config.patch(native_after=0):
         yield device
-    forest.clear()
+    recorder.forest.clear()
