@@ -78,7 +78,6 @@ def inputs(batch: int, special: bool) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("program", [masked, selected, longer, written], ids=lambda p: p.__name__)
 def test_each_answer_has_a_version(program: Callable[..., Any], options: dict[str, Any]) -> None:
     bolide.reset()
-    print("seed", torch.seed())
     compiled = bolide.compile(program, **options)
     met: list[Any] = []
     with events.subscribed(met.append):

@@ -83,12 +83,11 @@ def outcome(fn: Callable[..., Any], x: Tensor, n: Tensor) -> Any:
     [(f, False) for f in (parts, blocks, flattened, grid, dead)]
     + [(f, True) for f in (written_copy, written_base, both)],
 )
-def test_reshapes_of_sizes_that_are_data(program: Callable[..., Any], breaks: bool) -> None:
+def test_reshapes_of_sizes_that_are_data(program: Callable[..., Any], breaks: bool, seed: int) -> None:
     def fn(x: Tensor, count: Tensor) -> Any:
         return program(x, count.item())
 
     bolide.reset()
-    seed = torch.seed()
     compiled = bolide.compile(fn)
     met: list[events.Break] = []
     with events.subscribed(lambda event: met.append(event) if isinstance(event, events.Break) else None):
