@@ -19,7 +19,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.program import sources
 from bolide.dynamo.program.captured import Captured, Recipe
 from bolide.exporting import bound, capture_whole, graphs
-from bolide.exporting.shapes import Shapes
+from bolide.exporting.shapes import Shapes, spelled_out
 from bolide.functorch.signature import Signature
 from bolide.inductor.compiled_graph import Planned, plan_graph
 from bolide.inductor.machine import Machine
@@ -81,7 +81,7 @@ def program_of(
     shapes = Shapes()
     with torch.no_grad(), collector_paused():
         with (
-            shapes.marked(dynamic_shapes, named, True),
+            shapes.marked(spelled_out(dynamic_shapes, function, args, kwargs), named, True),
             config.patch(automatic_dynamic_shapes=False, unrolled_steps=None),  # a loop of steps is Python
         ):
             captured, _ = capture_whole(called, passed, kwargs, {}, shapes, record_calls=False)

@@ -96,27 +96,22 @@ def _specs_of(gm: fx.GraphModule) -> Specs | None:
 
 
 def _dynamic_shapes(program: ExportedProgram) -> object:
-    """Which sizes of an exported program's arguments may differ, as `dynamo.export` takes them."""
+    """Which sizes of an exported program's arguments may differ, as `dynamo.export` takes them. How they depend on each
+    other follows from the program once more."""
     if program.example_inputs is None:
         raise BolideError("an exported program without example inputs: give args and dynamic_shapes")
     names = {str(spec.arg.name) for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"}
     slots = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-    ranges = {str(symbol): bounds for symbol, bounds in program.range_constraints.items()}
-    dims: dict[str, object] = {}
+    ranges = {str(expression): bounds for expression, bounds in program.range_constraints.items()}
     shapes: list[object] = []
     for slot in slots:
         value = slot.meta.get("val")
         shape: dict[int, object] = {}
         for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
             if isinstance(size, torch.SymInt):
-                text = str(size)
-                if text not in ranges:
-                    shape[dim] = Dim.DYNAMIC
-                    continue
-                bounds = ranges[text]
-                lo, hi = int(bounds.lower), bounds.upper
-                dims.setdefault(text, Dim(text, min=max(lo, 2), max=int(hi) if hi.is_Integer else None))
-                shape[dim] = dims[text]
+                bounds = ranges.get(str(size))
+                lo, hi = (2, None) if bounds is None else (max(int(bounds.lower), 2), bounds.upper)
+                shape[dim] = Dim.DYNAMIC(min=lo, max=int(hi) if hi is not None and hi.is_Integer else None)
         shapes.append(shape or None)
     spec = program.call_spec.in_spec
     args, kwargs = pytree.tree_unflatten(shapes, spec)

@@ -69,8 +69,8 @@ def export(
     ``{dimension: ...}`` or a sequence with an entry for each dimension. A ``torch.export.Dim`` or a text names the
     size: sizes of one name are equal, and the program may assume nothing of it but its `min` and `max`. ``Dim.AUTO``
     leaves it to the program whether the size is fixed, ``Dim.STATIC``, None and an integer fix it, anything else only
-    says that it differs. Integers may be ``Dim.DYNAMIC``, ``Dim.AUTO`` or ``Dim.STATIC``. Dimensions marked by
-    `mark_dynamic` are taken as well.
+    says that it differs. Integers may be ``Dim.DYNAMIC``, ``Dim.AUTO`` or ``Dim.STATIC``. A `ShapesCollection` or
+    `AdditionalInputs` of torch's is taken as well, and dimensions marked by `mark_dynamic`.
     same_signature: without it the graph takes and returns tensors only, one by one.
     The other arguments are PyTorch's and change nothing: floats are always constants, composite operations are always
     decomposed, shapes are always guards. `extra_args` and `extra_kwargs` are the call itself, which is deprecated.
@@ -89,7 +89,7 @@ def export(
 
     def run(*args: object, **kwargs: object) -> ExportResult:
         from bolide.exporting import graphs
-        from bolide.exporting.shapes import Shapes
+        from bolide.exporting.shapes import Shapes, spelled_out
 
         function, given = f, args
         if not isinstance(f, types.FunctionType):
@@ -97,7 +97,7 @@ def export(
         named, parameters = bound(f, args, kwargs)
         shapes = Shapes(function, list(named))
         with (
-            shapes.marked(dynamic_shapes, named, static or tracing_mode != "symbolic"),
+            shapes.marked(spelled_out(dynamic_shapes, f, args, kwargs), named, static or tracing_mode != "symbolic"),
             # a graph of torch's own operations; sizes are symbolic where they are marked
             config.patch(capture_branches=False, automatic_dynamic_shapes=False, unrolled_steps=0),
         ):

@@ -155,10 +155,13 @@ def _aten_graph(captured: Captured, sizes: Sequence[Expr]) -> fx.GraphModule:
     trace = captured.trace
     slots = placeholders(trace.graph)
     outputs = (*(tensor.node for tensor in captured.outputs), *map(trace.size_node, sizes))
+    has_gradients = any(tensor.requires_grad for tensor in captured.outputs)
     for position in trace.mutated_inputs():
-        value = trace.inputs[position].group.base
-        write = trace.graph.call_function(aten.copy_.default, (slots[position], value))
-        write.meta["val"] = slots[position].meta["val"]
+        slot, value = slots[position], trace.inputs[position].group.base
+        if has_gradients and trace.inputs[position].is_floating_point():
+            _copied(trace.graph, slot, slots[-1])
+        write = trace.graph.call_function(aten.copy_.default, (slot, value))
+        write.meta["val"] = slot.meta["val"]
     trace.graph.output(outputs)
     graph = functorch.run_passes(trace.graph, captured.name, _PASSES)
     for node in list(graph.nodes):
@@ -171,6 +174,16 @@ def _aten_graph(captured: Captured, sizes: Sequence[Expr]) -> fx.GraphModule:
     module = functorch.graph_module(graph, trace.constants, "Exported")
     with_operators(module)
     return module
+
+
+def _copied(graph: fx.Graph, slot: fx.Node, last: fx.Node) -> None:
+    """A copy, made behind the placeholder `last`, is read in place of an input that is written in the end: who reads it
+    may save it for the backward (statistics of a batch norm)."""
+    if slot.users:
+        with graph.inserting_after(last):
+            copy = graph.call_function(aten.clone.default, (slot,))
+        copy.meta["val"] = slot.meta["val"]._replace(requires_grad=False)
+        slot.replace_all_uses_with(copy, lambda user: user is not copy)
 
 
 def _cut_off(graph: fx.Graph, node: fx.Node) -> None:

@@ -18,7 +18,7 @@ from bolide.compiling import call_target
 from bolide.dynamo.guards.sizes import Mark, mark, marks_of
 from bolide.dynamo.program import sources
 from bolide.dynamo.program.captured import Captured, Source, Symbol
-from bolide.support.errors import ConstraintError, unknown_name
+from bolide.support.errors import ConstraintError, Unsupported, unknown_name
 from bolide.symbolic import Expr
 
 Formula = Callable[..., Any]
@@ -35,10 +35,20 @@ class Name:
     derived: tuple[str, Formula] | None = None
 
 
+def spelled_out(
+    shapes: object, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
+    """`dynamic_shapes` by argument, where they are a `torch.export.ShapesCollection` or `AdditionalInputs`, which make
+    them of a call. Raises ValueError where that does not fit them."""
+    make = getattr(shapes, "dynamic_shapes", None)
+    return make(function, args, kwargs) if callable(make) else shapes
+
+
 class Shapes:
     """The sizes of one call's arguments that may differ. `names`: those of dimensions of tensors, by the tensor's id
     and the dimension; `sizes`: of each name in this call; `numbers`: the kinds of marks of integers, by their paths.
-    `function` is what is called, `arguments` the names of its arguments, as `bound` gives them.
+    `function` is what is called, `arguments` the names of its arguments, as `bound` gives them; without it integers are
+    constants.
     """
 
     def __init__(self, function: Callable[..., object] | None = None, arguments: Sequence[str] = ()) -> None:
@@ -96,9 +106,8 @@ class Shapes:
     def _mark(self, value: Any, shapes: Any, path: str, keys: Path = ()) -> None:
         if shapes is None:
             return
-        if type(value) is int and self.function is not None and _hint(shapes) is not None:
-            argument = self.arguments[keys[0]] if isinstance(keys[0], int) else keys[0]
-            self.numbers[(argument, *keys[1:])] = _meaning(shapes)[0]
+        if type(value) is int and (type(shapes) is int or _hint(shapes) is not None):
+            self._mark_number(value, shapes, path, keys)
             return
         if not isinstance(shapes, (Mapping, list, tuple)):
             raise TypeError(
@@ -114,6 +123,17 @@ class Shapes:
             if isinstance(value, Mapping) and key not in value:
                 raise ValueError(unknown_name("argument or key in dynamic_shapes", key, map(str, value)))
             self._mark(value[key], part, f"{path}[{key!r}]" if path else str(key), (*keys, key))
+
+    def _mark_number(self, value: int, wanted: Any, path: str, keys: Path) -> None:
+        kind = _meaning(wanted)[0]
+        if type(wanted) is int and wanted != value:
+            raise ValueError(f"dynamic_shapes says that {path} is {wanted}, but it is {value}")
+        if self.function is not None:
+            argument = self.arguments[keys[0]] if isinstance(keys[0], int) else keys[0]
+            self.numbers[(argument, *keys[1:])] = kind
+        elif kind == "dynamic":
+            reason = f"{path} is an integer that changes, and a library takes tensors only"
+            raise Unsupported(reason, remedy="make it a tensor, or a constant", kind="size_value")
 
     def _mark_dimension(self, tensor: torch.Tensor, dim: int, wanted: Any, path: str) -> None:
         kind, name = _meaning(wanted)

@@ -17,6 +17,7 @@ from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.originals import original_of
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import PROXIES
+from bolide.dynamo.state import state
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.iterators import Stream
 from bolide.dynamo.world.outside import Outside
@@ -97,10 +98,10 @@ def seen_value(value: Any) -> Any:
 
 
 def settled(value: Any) -> Any:
-    """A symbolic number that torch has made, as the program holds it: truths are known, floats of the graph have their
-    operators."""
+    """A symbolic number that torch has made, as the program holds it: truths are known (`export` waits until one is
+    needed), floats of the graph have their operators."""
     if type(value) is torch.SymBool and value.node.has_hint():
-        return bool(value)
+        return value if state.exporting and not value.node.is_constant() else bool(value)
     return getattr(value.node, "owner", value)
 
 

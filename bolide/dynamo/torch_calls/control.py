@@ -25,11 +25,13 @@ from bolide.dynamo.machine.interpreter import Call, Machine, part_of
 from bolide.dynamo.machine.stand_ins import class_of
 from bolide.dynamo.opcodes.undo import State
 from bolide.dynamo.polyfills import torch_functions
+from bolide.dynamo.state import state
 from bolide.dynamo.world.outside import Outside
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.called import branches, levels
 from bolide.tracing.called.branches import Part
+from bolide.tracing.numbers import data
 from bolide.tracing.rng import DRAWS
 from bolide.tracing.rules.common import is_dense
 
@@ -41,6 +43,8 @@ def _cond(vm: Machine, pred: Any, true_fn: object, false_fn: object, operands: o
     operands, functions = _arguments(vm, operands), [true_fn, false_fn]
     if not issubclass(class_of(pred), (bool, int, float, torch.Tensor, torch.SymBool)):
         raise refused(vm, f"the condition of torch.cond is a {class_of(pred).__name__}")
+    if state.exporting and type(pred) is torch.SymBool and pred.node.env.decide(pred.node.expr) is None:
+        pred = data.as_tensor(vm.trace, pred)  # one graph for all sizes, where `compile` makes versions
     if not isinstance(pred, torch.Tensor):
         return Call(torch_functions.cond, [pred, *functions, operands])
     if type(pred) is not TracedTensor or not levels.only_batched():

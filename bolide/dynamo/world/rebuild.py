@@ -279,10 +279,11 @@ class Rebuilder:
     def _number(self, value: Any) -> Recipe:
         cls = type(value)
         expr: Any = getattr(value.node, "expr", None)
-        if cls is not TracedFloat and data.is_computed(self.world.trace, value):
+        is_condition = cls is torch.SymBool and not value.node.is_constant()
+        if is_condition or (cls is not TracedFloat and data.is_computed(self.world.trace, value)):
             return self._number_in(data.as_tensor(self.world.trace, value))
         if cls is torch.SymBool or isinstance(expr, float):
-            return Recipe("constant", value.node.value() if cls is torch.SymBool else expr)
+            return Recipe("constant", bool(value) if cls is torch.SymBool else expr)
         if cls is torch.SymInt or isinstance(expr, Ratio):
             symbols = self.world.symbols.read_by([expr.over if isinstance(expr, Ratio) else expr])
             return Recipe("size", expr, tuple(Recipe("source", source) for _, source in symbols))

@@ -7,10 +7,12 @@ import copy
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.export import AdditionalInputs, Dim, ShapesCollection
 
 import bolide
 from bolide.inductor import aot_compile
@@ -100,7 +102,7 @@ def test_sizes_may_differ_where_they_are_dynamic(tmp_path: Path) -> None:
     def program(x: torch.Tensor, y: torch.Tensor) -> object:
         return (x[:, None] * y).softmax(-1), x.shape[0], x.new_ones(x.shape[0] // 2)
 
-    shapes = ({0: "batch"}, {0: torch.export.Dim("width", max=40)})
+    shapes = ({0: "batch"}, {0: Dim("width", max=40)})
     library = made(tmp_path, program, (torch.randn(4), torch.randn(6)), dynamic_shapes=shapes)
     for batch, width in ((4, 6), (9, 33), (100, 2)):
         same(program, library, (torch.randn(batch), torch.randn(width)))
@@ -110,11 +112,70 @@ def test_sizes_may_differ_where_they_are_dynamic(tmp_path: Path) -> None:
         library(torch.randn(1), torch.randn(4))
 
 
+def _collected(given: tuple[Any, ...]) -> object:
+    collection = ShapesCollection()
+    collection[given[0]["x"]] = (Dim("n"), 3)
+    return collection
+
+
+def _inferred(_: object) -> object:
+    inputs = AdditionalInputs()
+    inputs.add(({"x": torch.randn(7, 3)}, [torch.randn(3)], 2))
+    return inputs
+
+
+SHAPES: dict[str, Callable[[tuple[Any, ...]], object]] = {
+    "sequences": lambda _: ({"x": (Dim("n"), 3)}, [{0: 3}], 2),
+    "hints": lambda _: {"tree": {"x": {0: Dim.AUTO, 1: Dim.STATIC}}, "rest": [None], "k": Dim.AUTO},
+    "dynamic": lambda _: ({"x": [Dim.DYNAMIC, None]}, None, Dim.STATIC),
+    "a collection": _collected,
+    "more inputs": _inferred,
+}
+
+
+@pytest.mark.parametrize("form", SHAPES)
+def test_sizes_are_told_in_every_form_that_torch_knows(form: str, tmp_path: Path) -> None:
+    def program(tree: dict[str, torch.Tensor], rest: list[torch.Tensor], k: int) -> torch.Tensor:
+        return (tree["x"] * rest[0]).cumsum(0) * k
+
+    given = ({"x": torch.randn(4, 3)}, [torch.randn(3)], 2)
+    shapes = SHAPES[form](given)
+    library = made(tmp_path, program, given, dynamic_shapes=shapes)
+    graph = bolide.dynamo.export(program, aten_graph=True, dynamic_shapes=shapes)(*given).graph_module
+    for rows in (4, 9):
+        fresh = ({"x": torch.randn(rows, 3)}, [torch.randn(3)], 2)
+        same(program, library, fresh)
+        torch.testing.assert_close(graph(*fresh), program(*fresh))
+
+
+def test_sizes_that_are_not_as_told_are_named(tmp_path: Path) -> None:
+    for shapes, error in (((5, None), "is 5, but it is 2"), ((None, (4, 4)), "is 4, but it is 3")):
+        with pytest.raises(ValueError, match=error):
+            made(tmp_path, lambda k, x: x * k, (2, torch.randn(4, 3)), dynamic_shapes=shapes)
+    with pytest.raises(bolide.Unsupported, match="an integer that changes, and a library takes tensors only"):
+        made(tmp_path, lambda k, x: x * k, (2, torch.randn(4, 3)), dynamic_shapes=(Dim.DYNAMIC, None))
+
+
+def test_an_exported_program_tells_sizes_that_follow_from_others(tmp_path: Path) -> None:
+    class Shifted(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+            return x[1:] + y + z[::2]
+
+    def rows(n: int) -> tuple[torch.Tensor, ...]:
+        return torch.randn(n + 1, 2), torch.randn(n, 2), torch.randn(2 * n, 2)
+
+    program = torch.export.export(Shifted(), rows(3), dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO}, {0: Dim.AUTO}))
+    library = bolide.load(bolide.aot_compile(program, path=tmp_path / "model.pt2"))
+    for n in (3, 8):
+        given = rows(n)
+        torch.testing.assert_close(library(*given), given[0][1:] + given[1] + given[2][::2])
+
+
 def test_what_the_program_assumes_of_sizes_is_checked(tmp_path: Path) -> None:
     def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x + y if x.shape[0] >= y.shape[0] else x
 
-    shapes = ({0: torch.export.Dim.DYNAMIC}, {0: torch.export.Dim.AUTO})
+    shapes = ({0: Dim.DYNAMIC}, {0: Dim.AUTO})
     library = made(tmp_path, program, (torch.randn(5), torch.randn(5)), dynamic_shapes=shapes)
     same(program, library, (torch.randn(8), torch.randn(8)))
     with pytest.raises(RuntimeError, match=r"input y|does not hold"):

@@ -4,12 +4,14 @@ are given."""
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch._higher_order_ops import map, scan, while_loop
+from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 import bolide
@@ -75,6 +77,45 @@ def test_exported_conditions_are_torchs_operator(aten: bool) -> None:
         torch.testing.assert_close(gradients(compiled, x), gradients(expected, x))
     if aten:  # the graphs are the same, and torch takes its time
         torch.testing.assert_close(gradients(module, x), gradients(expected, x))
+
+
+class Sized(nn.Module):
+    """Conditions on sizes, one in a branch of another one, parameters and a size in a branch, one as a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, bool]:
+        return self.chosen(torch.cond, x)
+
+    def chosen(self, cond: Any, x: Tensor) -> tuple[Tensor, bool]:
+        rows = x.shape[0]
+        larger = rows > 4
+
+        def long(x: Tensor) -> Tensor:
+            return cond(rows % 2 == 0, lambda x: self.layer(x) * rows, torch.exp, (x,))
+
+        return cond(larger, long, lambda x: x.sin() + rows, (x,)), larger
+
+
+@pytest.mark.parametrize("size", [Dim("n"), Dim.DYNAMIC, Dim.AUTO], ids=["name", "dynamic", "auto"])
+def test_conditions_on_sizes_are_exported_whole(size: Any, tmp_path: Path) -> None:
+    model, shapes = Sized(), ({0: size},)
+    graphs = [
+        bolide.dynamo.export(model, aten_graph=aten, dynamic_shapes=shapes)(torch.randn(5, 4)).graph_module
+        for aten in (False, True)
+    ]
+    bolide.aot_compile(model, (torch.randn(5, 4),), dynamic_shapes=shapes, path=tmp_path / "model.pt2")
+    library, compiled = bolide.load(tmp_path / "model.pt2"), bolide.compile(graphs[1])
+    for rows in (7, 6, 3):
+        x = torch.randn(rows, 4)
+        wanted = model.chosen(eagerly, x)
+        for exported in (*graphs, library, compiled):
+            torch.testing.assert_close(exported(x), wanted)
+        torch.testing.assert_close(
+            gradients(lambda x: compiled(x)[0], x), gradients(lambda x: model.chosen(eagerly, x)[0], x)
+        )
 
 
 def test_exported_loops_are_torchs_operator() -> None:

@@ -138,6 +138,35 @@ def test_programs_are_differentiated_as_in_eager() -> None:
         agree({name: p.grad for name, p in program.named_parameters()}, wanted)
 
 
+class Normed(nn.Module):
+    """A batch norm whose statistics are buffers of other names too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(4), nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.seen * self.last.weight
+        self.seen.add_(x.detach().sum(0))
+        return self.last(self.norm(x)).sum() + before.sum() + (self.seen * self.last.weight).sum()
+
+
+def test_graphs_that_write_buffers_have_gradients() -> None:
+    model = Normed().train()
+    graph = bolide.dynamo.export(model, aten_graph=True, dynamic_shapes=({0: n},))(rows(3)).graph_module
+    reference = copy.deepcopy(model)
+    for program in (graph, bolide.compile(graph)):
+        for x in (rows(3), rows(6)):
+            program(x).backward()
+            seen = reference.seen.clone()  # eager writes to what its backward needs
+            y = reference.last(reference.norm(x)).sum() + (seen * reference.last.weight).sum()
+            (y + ((seen + x.sum(0)) * reference.last.weight).sum()).backward()
+            reference.seen += x.sum(0)
+            agree(dict(model.named_buffers()), dict(reference.named_buffers()))
+    agree({k: p.grad for k, p in model.named_parameters()}, {k: p.grad for k, p in reference.named_parameters()})
+
+
 def test_a_program_says_what_it_was_not_exported_for() -> None:
     program = export(Layers(), (rows(3),)).module()
     compiled = bolide.compile(program)
