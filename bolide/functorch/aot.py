@@ -232,6 +232,7 @@ def backward_of(
     crossing = training.crossing
     graph_for = _graph_for(of, crossing)
     backward_for = _backward_for(graph_for, of, constants, request)
+    seen_for = _backward_for(graph_for, of, constants, replace(request, backward_compiler=interpret, on_fault=None))
 
     def compiled_for(missing: tuple[int, ...]) -> Runner:
         run = None if known is None else known(missing)
@@ -244,7 +245,7 @@ def backward_of(
     twice, eager = (_second(of, request), _second(of, None)) if training.twice else (None, None)
     module_for = partial(_traceable, graph_for, constants, request.name)
     needed = partial(_needed, of, graph_for)
-    backward = Backward(crossing, compiled_for, module_for, needed, twice, eager, request.title)
+    backward = Backward(crossing, compiled_for, seen_for, module_for, needed, twice, eager, request.title)
     if request.plain:
         _ = backward.compiled[()]
     return backward

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.fx as fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from bolide.functorch.graphs import (
     Runner,
@@ -165,7 +166,7 @@ def in_eager(tape: Tape, inputs: Sequence[Any], kept: Sequence[torch.Tensor], ta
     differentiable = torch.is_grad_enabled()
     try:
         with torch.enable_grad(), torch._C._DisableAutocast():
-            with outside():
+            with outside(), _disable_current_modes():  # the forward is over: only its derivative is to be seen
                 outputs = tape.replay(None, inputs, kept)
             pairs = [(o, tangent) for o, tangent in zip(outputs, tangents) if tangent is not None and o.requires_grad]
             outs, weights = zip(*pairs)

@@ -35,6 +35,7 @@ _set_grad_enabled = torch._C._set_grad_enabled
 _is_inference = torch._C.TensorBase.is_inference
 _is_grad_enabled = torch.is_grad_enabled
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_count_dispatch_modes = torch._C._len_torch_dispatch_stack
 _version = operator.attrgetter("_version")
 _hooks_of_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -188,8 +189,9 @@ class Backward:
 
     It is compiled when it is first needed, once for each set of tangents that do not come (eager computes no gradients
     from those, and neither do we). Saved values are released while it runs unless the graph is retained. With
-    ``create_graph=True`` `twice` computes the gradients; inside transforms `eager` does where tangents have derivatives
-    of their own. A mistake of bolide's in it is raised as a HalfwayError about `title`: the forward is over.
+    ``create_graph=True`` `twice` computes the gradients. `eager` does inside transforms, where tangents have
+    derivatives of their own, and where dispatch modes look on; if it cannot, these see what is compiled (`seen`).
+    A mistake of bolide's in it is raised as a HalfwayError about `title`: the forward is over.
 
     Where it is captured itself, as a part of a whole pass, it is the graph module of `module_for`, if there is one.
     """
@@ -198,6 +200,7 @@ class Backward:
         self,
         crossing: Crossing,
         compiled_for: BackwardFor,
+        seen_for: BackwardFor,
         module_for: Callable[[tuple[int, ...]], fx.GraphModule | None],
         needed: Callable[[tuple[int, ...]], Sequence[int]],
         twice: SecondOrder | None,
@@ -207,7 +210,7 @@ class Backward:
         self.crossing, self.module_for, self.needed, self.title = crossing, module_for, needed, title
         self.told: Callable[[tuple[int, ...], Runner], None] | None = None  # of each backward that is compiled
         self.twice, self.eager = twice, eager
-        self.compiled = _OncePerKey(compiled_for)
+        self.compiled, self.seen = _OncePerKey(compiled_for), _OncePerKey(seen_for)
         self.expected = [(at, stride) for at, stride in enumerate(crossing.tangents) if stride is not None]
 
     def backward(self, ctx: Any, tangents: Tangents) -> tuple[Any, ...]:
@@ -239,11 +242,12 @@ class Backward:
     def _gradients(self, ctx: Any, tangents: Tangents, saved: Sequence[Any] | None = None) -> tuple[Any, ...]:
         """`saved`: what the forward has saved, where it was unpacked before."""
         inputs: Sequence[Any] | None = None
-        twice = _is_grad_enabled()
-        if twice:
-            inputs = _recalled(ctx, self.crossing)
-            derived = None if inputs is None or self.twice is None else self.twice(inputs, ctx.kept, tangents)
-            if derived is not None:
+        derived: tuple[Any, ...] | None = None
+        twice, watched = _is_grad_enabled(), _count_dispatch_modes() > 0
+        if twice or watched:
+            inputs, again = _recalled(ctx, self.crossing), self.eager if watched else self.twice
+            derived = None if inputs is None or again is None else again(inputs, ctx.kept, tangents)
+            if derived is not None and twice:
                 return derived
         given: list[torch.Tensor] = []
         missing: tuple[int, ...] = ()
@@ -264,8 +268,10 @@ class Backward:
         else:
             values = _unpacked(ctx)
             ctx.maybe_clear_saved_tensors()
+        if derived is not None:
+            return derived
         values += given
-        run = self.compiled[missing]
+        run = self.seen[missing] if watched else self.compiled[missing]
         if _is_any_autocast_enabled():
             run = without_autocast(run)
         if not twice:
