@@ -124,7 +124,7 @@ class Shapes:
                 raise ValueError(unknown_name("argument or key in dynamic_shapes", key, map(str, value)))
             self._mark(value[key], part, f"{path}[{key!r}]" if path else str(key), (*keys, key))
 
-    def _mark_number(self, value: int, wanted: Any, path: str, keys: Path) -> None:
+    def _mark_number(self, value: int, wanted: object, path: str, keys: Path) -> None:
         kind = _meaning(wanted)[0]
         if type(wanted) is int and wanted != value:
             raise ValueError(f"dynamic_shapes says that {path} is {wanted}, but it is {value}")
