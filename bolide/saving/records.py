@@ -217,7 +217,7 @@ def _graph(compiled: Compiled, constants: _Constants, writer: Writer) -> dict[st
     if isinstance(graph, Passing):
         return {"passing": [_passed(place, value, constants, writer) for place, value in graph.results]}
     if not isinstance(graph, CompiledGraph) or not graph.key:
-        raise CannotSave("its graph refers to objects of this process, or is frozen, or runs through ATen calls")
+        raise CannotSave("its graph refers to objects of this process, is frozen or recorded, or runs by ATen calls")
     kind = "inference" if compiled.derivative is None else "forward"
     return {"kind": kind, **plan_of(graph), "constants": _held(graph, constants)}
 

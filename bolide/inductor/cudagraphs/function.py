@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -36,6 +37,7 @@ class Subject:
     lines: tuple[str, ...] = ()
     writes: Writes = "either"
     most_recordings: int = 128
+    number: int = field(default_factory=itertools.count().__next__)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -72,7 +72,8 @@ class Tree:
 
     def holds(self, inputs: Inputs) -> bool:
         """Whether an input is a living result of this tree."""
-        addresses = self._addresses()
+        with self.lock:
+            addresses = self._addresses()
         return any(isinstance(x, Tensor) and x.untyped_storage().data_ptr() in addresses for x in inputs)
 
     def all_dead(self) -> bool:
@@ -93,7 +94,7 @@ class Tree:
             self.end(f"step {self.step + 1} began with a call of {subject.name}")
             self.step += 1
             self.calls.clear()
-        self.calls[id(subject)] += 1
+        self.calls[subject.number] += 1
         self.moment = moment
 
     def _begins(self, subject: Subject, inputs: Inputs, moment: Moment) -> bool:
@@ -102,15 +103,15 @@ class Tree:
         does the third call of anything, if nothing is lost with it but what the second has given."""
         if moment[1] != self.marks:
             return moment[1] != self.moment[1]
-        count = self.calls[id(subject)]
+        count = self.calls[subject.number]
         if not count or moment[0] == self.moment[0] or any(recording.pending() for recording in self.path):
             return False
-        return next(iter(self.calls)) == id(subject) or (count > 1 and self._keeps(subject, inputs))
+        return next(iter(self.calls)) == subject.number or (count > 1 and self._keeps(subject, inputs))
 
     def _keeps(self, subject: Subject, inputs: Inputs) -> bool:
         given = {value.untyped_storage().data_ptr() for value in inputs if isinstance(value, Tensor)}
         return all(
-            self.path[depth].origin == id(subject) or self.path[depth].ref((depth, at)).address in given
+            self.path[depth].origin == subject.number or self.path[depth].ref((depth, at)).address in given
             for depth, at in living(self.path)
         )
 
@@ -177,12 +178,12 @@ class Tree:
         recording = Recording(
             subject.name,
             subject.kind,
-            id(subject),
+            subject.number,
             subject.visible,
             (),
             graph,
             found,
-            [rebuilt(self.pool, layout, None) for layout in layouts],
+            self._targets(layouts),
             [],
             tuple(place for place in last if place not in before),
             tuple(before - now),
@@ -199,6 +200,11 @@ class Tree:
         self.path, self.owned = recording.path, True
         function.recordings += 1
         return results
+
+    def _targets(self, layouts: list[Layout]) -> list[Tensor]:
+        """What inputs are copied to; also outside of the inference mode that it is recorded in."""
+        with torch.inference_mode(False):
+            return [rebuilt(self.pool, layout, None) for layout in layouts]
 
     def _resume(self) -> None:
         """The allocator learns what is alive of the path, if the path was replayed."""

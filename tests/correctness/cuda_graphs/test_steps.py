@@ -120,6 +120,28 @@ def test_the_program_says_that_a_step_begins(fake: FakeDevice, torchs: bool, mon
         fake.check(outputs[-2].sum())
 
 
+def test_a_mark_in_captured_code_breaks(fake: FakeDevice) -> None:
+    def f(x: Tensor) -> Tensor:
+        bolide.inductor.cudagraph_mark_step_begin()
+        return x.sin()
+
+    compiled = recorded(f)
+    for _ in range(4):
+        x = torch.randn(3)
+        torch.testing.assert_close(compiled(x), f(x))
+    assert len(fake.graphs) == 1
+
+
+def test_what_inference_mode_recorded_runs_outside_of_it(fake: FakeDevice) -> None:
+    f = recorded(lambda x: x.sin())
+    for inference in (True, True, False, False, True, False):
+        with torch.inference_mode(inference):
+            x = torch.randn(3)
+            y = f(x)
+            torch.testing.assert_close(y, x.sin())
+            assert y.is_inference() == inference
+
+
 def test_without_a_mark_results_wait_for_their_backward(fake: FakeDevice) -> None:
     w, xs = torch.randn(3, requires_grad=True), [torch.randn(3) for _ in range(5)]
     f = recorded(lambda x: (x * w).sin().exp())
