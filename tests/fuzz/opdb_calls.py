@@ -104,14 +104,18 @@ def _parameter_names(operation: Any, name: str) -> Iterator[list[str]]:
 
 
 def _module_samples(info: Any, dtype: torch.dtype) -> Iterator[tuple[Any, Arguments]]:
-    for training in (True, False):
-        known = info.module_inputs_func(info, "cpu", dtype, requires_grad=dtype.is_floating_point, training=training)
-        for sample in known:
-            if sample.forward_input is None:
-                continue
-            made = sample.constructor_input
-            module = info.module_cls(*made.args, **made.kwargs).to(dtype).train(training)
-            yield module, (tuple(sample.forward_input.args), sample.forward_input.kwargs)
+    """Each in training, then in evaluation."""
+    modes = (True, False)
+    samples = [
+        info.module_inputs_func(info, "cpu", dtype, requires_grad=dtype.is_floating_point, training=training)
+        for training in modes
+    ]
+    for pair in itertools.zip_longest(*samples):
+        for sample, training in zip(pair, modes):
+            if sample is not None and sample.forward_input is not None:
+                made = sample.constructor_input
+                module = info.module_cls(*made.args, **made.kwargs).to(dtype).train(training)
+                yield module, (tuple(sample.forward_input.args), sample.forward_input.kwargs)
 
 
 def subjects() -> list[Subject]:

@@ -98,7 +98,7 @@ def tape_of(joint: Joint, constants: dict[str, torch.Tensor]) -> Tape:
     kept = apart.union(filter(_is_drawn, joint.graph.nodes))
     needed = closure(argument_nodes(wanted), lambda node: () if node in kept else _read_by(node))
     order = [node for node in joint.graph.nodes if node in needed]
-    steps = [Step(node, node.target, node.args, node.kwargs) for node in order if node.op != "placeholder"]
+    steps = [Step(node, node.target, _read_of(node), node.kwargs) for node in order if node.op != "placeholder"]
     read = [at for at, node in enumerate(inputs) if node in needed and is_tensor(node)]
     known = [node for node in order if node in kept]
     return Tape(inputs, constants, steps, wanted, known, [list(_names(node)) for node in known], read)
@@ -127,6 +127,12 @@ def _updates_statistics(target: object, args: Sequence[object]) -> bool:
 def _read_by(node: fx.Node) -> list[fx.Node]:
     """What the value of a node that counts is computed from."""
     return argument_nodes(node.args[:3]) if _updates_statistics(node.target, node.args) else node.all_input_nodes
+
+
+def _read_of(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments, without what the value of a node that counts is not computed from."""
+    args = node.args
+    return (*args[:3], None, None, *args[5:]) if _updates_statistics(node.target, args) else args
 
 
 def _readers(node: fx.Node) -> list[fx.Node]:

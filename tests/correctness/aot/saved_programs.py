@@ -246,6 +246,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "missing gradients": functools.partial(missing_gradients, 3),
     "sizes, missing gradients": functools.partial(missing_gradients, 5, 6),
     "dropout": with_dropout,
+    "repeated statistics": lambda: one(nn.InstanceNorm1d(4, track_running_stats=True), plain(2, 4, 6, grad=True)),
     "edited": lambda: one(importlib.import_module("edited").body, plain(4)),
     "inlined": lambda: one(importlib.import_module("edited").outer, plain(4)),
     "behind a break": lambda: one(importlib.import_module("edited").broken, plain(4)),
