@@ -149,8 +149,11 @@ def _read(function: object, reader: Reader, vm: Machine, args: Args, kwargs: Kwa
     return read_state(vm, reader, [*args, *kwargs.values()])
 
 
-# An attribute such as `torch.backends.cudnn.deterministic`.
-intercept(torch.backends.ContextProp.__get__)(lambda vm, args, kwargs: read_state(vm, args[0].getter, []))
+@intercept(torch.backends.ContextProp.__get__)
+def _read_flag(vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """An attribute such as `torch.backends.cudnn.deterministic`."""
+    flag = args[0].real if type(args[0]) is Outside else args[0]
+    return read_state(vm, flag.getter, [])
 
 
 @answers(torch.autocast)

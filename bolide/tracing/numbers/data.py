@@ -89,18 +89,34 @@ def once(trace: Recorder, key: tuple[object, ...], make: Callable[[], T]) -> T:
 def number(trace: Recorder, tensor: TracedTensor) -> torch.SymInt | torch.SymBool:
     """The integer or truth value in a tensor of one element, as a symbol."""
     dtype, node, env = tensor.dtype, tensor.node, trace.shapes
-    least, most = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
 
     def make() -> torch.SymInt:
-        symbol = new_symbol(trace, None if least else 0)
-        env.facts.add(symbol.node.expr.ge(least))
-        env.facts.add(symbol.node.expr.le(most))
+        least, most = (0, 1) if dtype is torch.bool else _bounds(node, dtype)
+        symbol = new_symbol(trace, None if env.decide(as_expr(least).ge(0)) is not True else 0)
+        env.facts.add(symbol.node.expr.ge(as_expr(least)))
+        env.facts.add(symbol.node.expr.le(as_expr(most)))
         return bind(trace, symbol, aten._local_scalar_dense.default, node)
 
     symbol = once(trace, (aten._local_scalar_dense.default, node), make)
     if dtype is not torch.bool:
         return symbol
     return torch.SymBool(SymNode(env, symbol.node.expr.ne(0), True))  # type: ignore[no-untyped-call]
+
+
+#: What gives elements of its first argument.
+_ELEMENTS = {
+    *(aten.select.int, aten.slice.Tensor, aten.reshape.default, aten.view.default, aten._unsafe_view.default),
+    *(aten.squeeze.default, aten.squeeze.dim, aten.unsqueeze.default, aten.expand.default, aten.permute.default),
+    *(aten.alias.default, aten.clone.default, aten.detach.default),
+}
+
+
+def _bounds(node: torch.fx.Node, dtype: torch.dtype) -> tuple[Size, Size]:
+    """The least and the largest integer that may be among a node's elements."""
+    while node.target in _ELEMENTS and "drawn" not in node.meta:
+        node = node.args[0]  # type: ignore[assignment]
+    drawn: tuple[Size, Size] | None = node.meta.get("drawn")
+    return drawn or (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
 
 
 def is_computed(trace: Recorder, value: Symbol) -> bool:

@@ -116,6 +116,13 @@ def _normal_one_by_one(trace: Recorder, wanted: TensorMeta, mean: float, std: fl
 
 
 def _integers(trace: Recorder, wanted: TensorMeta, low: int, high: int) -> Node:
+    """Integers from `low` up to below `high`; its bounds are known of a number that is read from them."""
+    node = _drawn_integers(trace, wanted, low, high)
+    node.meta["drawn"] = (low, high - 1)
+    return node
+
+
+def _drawn_integers(trace: Recorder, wanted: TensorMeta, low: int, high: int) -> Node:
     _require("random_", wanted, low, high)
     if not wanted.dtype.is_floating_point and not high - 1 <= _largest(wanted.dtype):
         _require("random_", wanted, hint_of(low), hint_of(high))

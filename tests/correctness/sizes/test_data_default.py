@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import bolide
 from bolide.dynamo.config import config
@@ -232,3 +232,36 @@ def test_a_number_of_a_tensor_is_a_number_whatever_its_shape(name: str, captures
         for given in numbers_given():
             found, expected = compiled(given), program(given)
             torch.testing.assert_close(found, expected)
+
+
+def drawn(x: Tensor) -> list[int]:
+    return [int(torch.randint(0, x.shape[-2] - 11, (1,)).item()), int(torch.randint(x.shape[-1] - 11, (2,))[1])]
+
+
+def drawn_at_once(x: Tensor) -> list[int]:
+    return torch.randint(1, x.shape[-1] - 11, (2, 1)).flatten().tolist()
+
+
+@pytest.mark.parametrize("draw", [drawn, drawn_at_once], ids=lambda draw: draw.__name__)
+def test_what_is_cropped_at_a_place_that_is_drawn_has_a_known_size(draw: Callable[[Tensor], list[int]]) -> None:
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def cropped(x: Tensor, top: int, left: int) -> Tensor:
+        cut = x[..., top : top + 12, left : left + 12]
+        assert cut.shape[-2:] == (12, 12)
+        return layers(cut)  # type: ignore[no-any-return]
+
+    def program(x: Tensor) -> Any:
+        top, left = draw(x)
+        return cropped(x, top, left), top, left
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for rows, size in ((2, 16), (3, 16), (4, 20)):
+        x = torch.randn(rows, 3, size, size, requires_grad=True)
+        found, *place = compiled(x)
+        for ours, eager in zip((found, *gradients(found, x)), (cropped(x, *place), *gradients(cropped(x, *place), x))):
+            torch.testing.assert_close(ours, eager, rtol=1e-3, atol=1e-4)
+
+
+def gradients(result: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(result.pow(3).sum(), x)

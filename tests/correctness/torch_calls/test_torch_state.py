@@ -172,3 +172,20 @@ def test_operators_of_the_user_do_not_run_while_capturing(backend: str) -> None:
         x = torch.randn(5)
         torch.testing.assert_close(compiled(x), (x + 1) * 6)
         assert len(RUNS) == calls
+
+
+@pytest.mark.parametrize(
+    "flag", [(torch.backends.mkldnn, "enabled"), (torch.backends.cudnn, "benchmark"), (torch.backends.cudnn, "enabled")]
+)
+def test_flags_of_backends_are_read_and_guarded(flag: tuple[Any, str]) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if getattr(owner, name) else x - 1
+
+    owner, name = flag
+    compiled, x, before = bolide.compile(fn, backend="eager", fullgraph=True), torch.randn(3), getattr(*flag)
+    try:
+        for value in (True, False, True):
+            setattr(owner, name, value)
+            assert torch.equal(compiled(x), fn(x))
+    finally:
+        setattr(owner, name, before)
