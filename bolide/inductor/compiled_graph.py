@@ -17,7 +17,7 @@ from bolide.inductor.config import config
 from bolide.inductor.ir.loops import CPU, Kernel
 from bolide.inductor.lowering import lower
 from bolide.inductor.lowering.context import device_of, input_name
-from bolide.inductor.machine import Machine, host_machine, machine_for
+from bolide.inductor.machine import Machine, machine_for
 from bolide.inductor.plan import Plan
 from bolide.inductor.runtime import driver
 from bolide.inductor.runtime.kernels import CompiledKernel, binder, failure
@@ -189,7 +189,7 @@ def compile_graph(
     name = f"{info.kind}_{next(_numbers)}"
     seconds: dict[str, float] = {}
     _compile_steps(gm, machine)
-    if tuner or not is_on() or machine.device != "cpu":
+    if tuner or not is_on():
         return _finished(name, _made(gm, info, machine, tuner, name, seconds), seconds)
     made, key = _kept_or_made(gm, info, machine, name, seconds)
     return _finished(name, made, seconds, key)
@@ -205,7 +205,7 @@ def load_graph(
     name = f"{kind}_{next(_numbers)}"
     seconds: dict[str, float] = {}
     with timed(seconds, "find"):
-        found = saved.find_plan(key, machine or host_machine(), lines)
+        found = saved.find_plan(key, machine, lines)
     return None if found is None else _loaded(name, found, constants, seconds, key)
 
 

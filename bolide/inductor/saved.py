@@ -1,7 +1,7 @@
 """Compiled graphs that are kept: what they are found by, and how they come back (docs/caches.md).
 
-An entry is a heading (JSON: where the machine code of each kernel is, and the names of constants, as the program has
-them), the native driver's program, and the graph's plan, which is read only where somebody asks for it."""
+An entry is a heading (JSON: where the machine code of each kernel is, the names of constants, as the program has them,
+and the device), the native driver's program, and the graph's plan, which is read only where somebody asks for it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from typing import Protocol
 import torch
 import torch.fx
 
-from bolide.inductor.codegen.compiler import Code, Place, load_places, loaded_kernels, places_of
+from bolide.inductor.codegen.compiler import load_places, loaded_kernels, places_of
 from bolide.inductor.config import config
+from bolide.inductor.ir.loops import CPU
 from bolide.inductor.lowering import LOWERINGS
-from bolide.inductor.machine import Machine, host_machine
+from bolide.inductor.machine import Machine, host_machine, machine_for
 from bolide.inductor.plan import Call, Plan
 from bolide.inductor.plan.plan import CannotLeave, DamagedBytes
 from bolide.inductor.plan.steps import Step, all_steps, with_blocks
-from bolide.inductor.runtime.kernels import CompiledKernel
+from bolide.inductor.runtime.cuda.driver_api import driver_version
+from bolide.inductor.runtime.kernels import Code, CompiledKernel, Place
 from bolide.inductor.runtime.native.driver import written
 from bolide.inductor.schedule import Scheduled
 from bolide.support import artifacts
@@ -65,6 +67,9 @@ def key_of(gm: torch.fx.GraphModule, info: About, machine: Machine) -> Key | Non
         "default dtype": str(torch.get_default_dtype()),
         "mkldnn": str(torch.backends.mkldnn.enabled),
     }
+    if machine.device == "cuda":
+        names["driver"] = driver_version()
+        names["deterministic"] = str(torch.are_deterministic_algorithms_enabled())
     options = config.shallow_copy_dict().items()
     # those of CUDA graphs say how a graph runs, not what it is
     names |= {f"options.{name}": repr(value) for name, value in options if not name.startswith("triton.")}
@@ -114,35 +119,45 @@ def find(
         return None
 
 
-def find_plan(digest: str, machine: Machine, lines: Sequence[str]) -> Found | None:
-    """As `find`, by the digest of a graph's key. `lines`: those of its calls, in order."""
+def find_plan(digest: str, machine: Machine | None, lines: Sequence[str]) -> Found | None:
+    """As `find`, by the digest of a graph's key. `machine`: that of the device if none is given; `lines`: those of its
+    calls, in order."""
     entry, rest = artifacts.find_place(("plans", digest)), iter(lines)
     return None if entry is None else _found(entry.payload, machine, lambda _: next(rest, ""))
 
 
 def places_of_plan(digest: str) -> list[artifacts.Place]:
-    """What has to be there besides a plan for it to run: the objects with its kernels' machine code."""
+    """What has to be there besides a plan for it to run: the objects and images with its kernels' machine code."""
     entry, target = artifacts.find_place(("plans", digest)), host_machine().target
     places = _parts(entry.payload)[0] if entry is not None else ()
     modules = dict.fromkeys(place.module for place in places)
-    return [("objects", object_key(module, target.cpu, target.features).digest) for module in modules]
+    images = dict.fromkeys(place.image for place in places if place.image)
+    objects = [("objects", object_key(module, target.cpu, target.features).digest) for module in modules]
+    return [*objects, *(("images", image) for image in images)]
 
 
-def _parts(payload: bytes) -> tuple[list[Place], list[str], memoryview, memoryview]:
-    """Where the machine code of kernels is, the names of constants, the program, and the plan."""
+def _parts(payload: bytes) -> tuple[list[Place], list[str], torch.device, memoryview, memoryview]:
+    """Where the machine code of kernels is, the names of constants, the device, the program, and the plan."""
     data = memoryview(payload)
     heading, program = _LENGTHS.unpack_from(data)
     start, end = _LENGTHS.size + heading, _LENGTHS.size + heading + program
-    places, constants = json.loads(bytes(data[_LENGTHS.size : start]))
-    return [Place(*place) for place in places], constants, data[start:end], data[end:]
+    places, constants, device = json.loads(bytes(data[_LENGTHS.size : start]))
+    return [Place(*place) for place in places], constants, torch.device(device), data[start:end], data[end:]
 
 
-def _found(payload: bytes | None, machine: Machine, line: Callable[[str], str]) -> Found | None:
+def _found(payload: bytes | None, machine: Machine | None, line: Callable[[str], str]) -> Found | None:
     if payload is None:
         return None
-    places, constants, program, graph = _parts(payload)
-    codes = load_places(places, machine)
-    return None if codes is None else Found(codes, constants, program, graph, machine, line)
+    places, constants, device, program, graph = _parts(payload)
+    machine = machine or _machine_of(device)
+    codes = None if machine is None else load_places(places, machine)
+    return None if machine is None or codes is None else Found(codes, constants, program, graph, machine, line)
+
+
+def _machine_of(device: torch.device) -> Machine | None:
+    """The machine of a device; None for a GPU that is not here."""
+    here = device.type == "cpu" or (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count())
+    return machine_for(device) if here else None
 
 
 def lines_of(plan: Plan) -> tuple[str, ...]:
@@ -168,7 +183,8 @@ def keep(
     plan = _with_lines(scheduled.plan, lambda line: lines.get(line, ""))
     saved = SavedGraph(plan, tuple(scheduled.schedules), tuple(scheduled.strides), tuple(scheduled.refusals))
     names = [constant.name for constant in plan.constants]
-    heading = json.dumps([places_of(plan.kernels, machine), names]).encode()
+    device = next((kernel.device for kernel in plan.kernels if kernel.device.type == machine.device), CPU)
+    heading = json.dumps([places_of(plan.kernels, machine), names, str(device)]).encode()
     program = (written(plan) if config.native_after else None) or b""
     artifacts.keep(key, b"".join((_LENGTHS.pack(len(heading), len(program)), heading, program, encode(saved))))
     return True

@@ -30,9 +30,9 @@ from bolide.support.caches import on_reset
 from bolide.support.errors import BolideError
 from bolide.support.locks import compiling
 
-KINDS = ("objects", "modules", "kernels", "plans", "choices", "libraries", "functions", "sources")
-"""Machine code of modules; where that of bolide's own is; where a kernel's is; plans of graphs; schedules that were
-fastest; times of libraries; entries of compiled functions; digests of our sources."""
+KINDS = ("objects", "images", "modules", "kernels", "plans", "choices", "libraries", "functions", "sources")
+"""Machine code of modules, and of those for GPUs; where that of bolide's own is; where a kernel's is; plans of graphs;
+schedules that were fastest; times of libraries; entries of compiled functions; digests of our sources."""
 
 _MARK = b"bolide\0\1"
 _HEAD = len(_MARK) + 32

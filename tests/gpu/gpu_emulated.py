@@ -59,6 +59,7 @@ def _compiled(kernel: Kernel, sizes: Mapping[str, int] | None) -> CompiledKernel
 def emulate(put: Callable[[Any, str, Any], None] = setattr) -> None:
     """From now on this process compiles for the GPU that it plays. `put`: changes what bolide does."""
     put(compiled_graph, "_machine_of", lambda gm: HOPPER)
+    put(compiled_graph, "is_on", lambda: False)
     put(compiled_graph, "compile_kernels", compiled)
     put(pipeline, "machine_for", lambda device: HOPPER)
     put(loop_writer, "on_threads", loop_writer.on_grid)

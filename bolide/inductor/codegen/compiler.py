@@ -4,40 +4,25 @@ process has compiled are loaded (docs/caches.md)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple
+from types import ModuleType
+
+import torch
 
 from bolide.inductor.codegen.statements import kernel_code
 from bolide.inductor.ir.loops import CPU, Kernel
 from bolide.inductor.ir.structure import Structure, structure_of
 from bolide.inductor.ir.verify import verify
 from bolide.inductor.machine import Machine, Target, host_machine, machine_for
-from bolide.inductor.runtime.kernels import CompiledKernel
+from bolide.inductor.runtime.kernels import Code, CompiledKernel, Place
 from bolide.support import artifacts
 from bolide.support.artifacts import Key
 from bolide.support.caches import on_reset
-from bolide.support.engine import Library, assembly, load, load_known, target_names, with_stand_ins
+from bolide.support.engine import assembly, load, load_known, target_names, with_stand_ins
 from bolide.support.locks import compiling
 
 ENTRY = "kernel"
-
-
-class Place(NamedTuple):
-    """Where a kernel's machine code is: the digest of a module's text, and the function there."""
-
-    module: str
-    symbol: str
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """A kernel's machine code in this process."""
-
-    place: Place
-    address: int
-    library: Library
 
 
 _known: dict[tuple[Machine, Structure], Code] = {}
@@ -56,17 +41,21 @@ def compile_kernels(
     made: dict[int, CompiledKernel] = {}
     for device in devices:
         places = [place for place, kernel in enumerate(kernels) if kernel.device == device]
-        own = machine if machine.device == device.type else machine_for(device)
-        compile_for = _on_cpu if device == CPU else _on_gpu
-        made.update(zip(places, compile_for([kernels[place] for place in places], own, sizes)))
+        compile_for = _on_cpu if device == CPU else _gpu().compile_kernels
+        made.update(zip(places, compile_for([kernels[place] for place in places], _own(machine, device), sizes)))
     return [made[place] for place in range(len(kernels))]
 
 
-def _on_gpu(kernels: Sequence[Kernel], machine: Machine, sizes: Mapping[str, int] | None) -> list[CompiledKernel]:
-    """Kernels of one GPU."""
-    from bolide.inductor.codegen.cuda.compiler import compile_kernels as compile_for_gpu
+def _own(machine: Machine, device: torch.device) -> Machine:
+    """The machine of a device, in a graph that is made for another one, perhaps."""
+    return machine if machine.device == device.type else machine_for(device)
 
-    return compile_for_gpu(kernels, machine, sizes)
+
+def _gpu() -> ModuleType:
+    """What compiles for GPUs, which most processes never do."""
+    from bolide.inductor.codegen.cuda import compiler
+
+    return compiler
 
 
 def _on_cpu(kernels: Sequence[Kernel], machine: Machine, sizes: Mapping[str, int] | None) -> list[CompiledKernel]:
@@ -87,18 +76,26 @@ def _on_cpu(kernels: Sequence[Kernel], machine: Machine, sizes: Mapping[str, int
 def load_places(places: Sequence[Place], machine: Machine) -> list[Code] | None:
     """The machine code that is kept at these places; None unless all of it is there."""
     with compiling:
-        found = _kept(dict.fromkeys(places), machine.target)
+        found = _kept(dict.fromkeys([place for place in places if not place.image]), _own(machine, CPU).target)
+        if on_gpu := dict.fromkeys([place for place in places if place.image]):
+            found.update(_gpu().load_places(on_gpu))
     return [found[place] for place in places] if found.keys() >= {*places} else None
 
 
 def loaded_kernels(kernels: Sequence[Kernel], machine: Machine, codes: Sequence[Code]) -> list[CompiledKernel]:
     """The kernels whose machine code was loaded."""
-    return [_compiled(kernel, machine, code) for kernel, code in zip(kernels, codes)]
+    made = []
+    for kernel, code in zip(kernels, codes):
+        own = _own(machine, kernel.device)
+        made.append(_gpu().compiled(kernel, own, code) if code.place.image else _compiled(kernel, own, code))
+    return made
 
 
 def places_of(kernels: Sequence[Kernel], machine: Machine) -> list[Place]:
     """Where the machine code of kernels is that this process has compiled."""
-    return [_known[machine, structure_of(kernel)].place for kernel in kernels]
+    known = [_known if kernel.device == CPU else _gpu().known for kernel in kernels]
+    keys = [(_own(machine, kernel.device), structure_of(kernel)) for kernel in kernels]
+    return [codes[key].place for codes, key in zip(known, keys)]
 
 
 def modules_loaded() -> set[str]:
@@ -113,13 +110,13 @@ def _compiled(kernel: Kernel, machine: Machine, code: Code) -> CompiledKernel:
     def machine_text() -> str:
         return assembly(text(), target.cpu, target.features)
 
-    return CompiledKernel(kernel, code.address, text, machine_text, code.library)
+    return CompiledKernel(kernel, code.address, text, machine_text, code.home)
 
 
 def _codes(parts: Sequence[_Parts], target: Target) -> list[Code]:
     """The machine code of kernels, whose functions are all called `ENTRY`: kept or new."""
     keys = [_kernel_key(_module(*part), target) for part in parts]
-    places = [None if payload is None else Place(*payload.decode().split()) for payload in map(artifacts.find, keys)]
+    places = [None if payload is None else _place(payload) for payload in map(artifacts.find, keys)]
     kept = _kept(dict.fromkeys(filter(None, places)), target)
     codes = [kept.get(place) if place is not None else None for place in places]
     new = [number for number, code in enumerate(codes) if code is None]
@@ -130,8 +127,13 @@ def _codes(parts: Sequence[_Parts], target: Target) -> list[Code]:
     for number, name in zip(new, names):
         place = Place(library.text, name)
         codes[number] = _loaded[target, place] = Code(place, library.addresses[name], library)
-        artifacts.keep(keys[number], " ".join(place).encode())
+        artifacts.keep(keys[number], f"{place.module} {place.symbol}".encode())
     return [code for code in codes if code is not None]
+
+
+def _place(payload: bytes) -> Place:
+    module, symbol = payload.decode().split()
+    return Place(module, symbol)
 
 
 def _kept(places: Iterable[Place], target: Target) -> dict[Place, Code]:

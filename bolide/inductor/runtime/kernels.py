@@ -13,11 +13,35 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from bolide.inductor.ir.loops import Kernel
 from bolide.support.engine import Method, load
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Place(NamedTuple):
+    """Where a kernel's machine code is: the digest of a module's text, and the function there. Of a GPU's kernel that
+    is the host function; `image`: the digest of the device's code, of which `regions` are launched, by names with
+    spaces in between, and `device` the number of the GPU."""
+
+    module: str
+    symbol: str
+    image: str = ""
+    regions: str = ""
+    device: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A kernel's machine code in this process; `home`: what it lives in; `raise_error`: on a GPU, what raises the error
+    of a launch."""
+
+    place: Place
+    address: int
+    home: object
+    raise_error: Callable[[], None] | None = None
 
 
 @dataclass

@@ -15,6 +15,7 @@ import torch
 from bolide.inductor.codegen.cuda import Launch, gpu_module
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.machine import HOPPER
+from bolide.symbolic import Expr
 
 CONTEXT = 1024  # bytes; glibc's ucontext_t has 968
 STACK = 64 << 10
@@ -201,6 +202,14 @@ def launched(kernel: Kernel, words: Sequence[int], step: int = 1) -> None:
         teams = launch.teams.evaluate(sizes)
         for block in range(-(-teams // launch.teams_per_block)):
             _run_block(library, launch, block, words, step)
+
+
+def run_entry(text: str, symbol: str, params: int, blocks: int, threads: int, words: Sequence[int]) -> None:
+    """So many blocks of one of a module's entries, of which some parameters are addresses, the other ones sizes."""
+    library = _library(_on_host(text, [symbol], params, len(words) - params))
+    launch = Launch(symbol, Expr.const(blocks), threads, 1)
+    for block in range(blocks):
+        _run_block(library, launch, block, words, 1)
 
 
 def _run_block(library: Any, launch: Launch, block: int, words: Sequence[int], step: int) -> None:

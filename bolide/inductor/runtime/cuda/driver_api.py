@@ -1,15 +1,16 @@
 """The few functions of the CUDA driver (libcuda) that are needed, and of torch the one that tells its stream.
 
 Source: NVIDIA, "CUDA Driver API" (cuModuleLoadDataEx, cuModuleGetFunction, cuLaunchKernel, cuCtxSetCurrent,
-cuCtxGetCurrent).
+cuCtxGetCurrent, cuDriverGetVersion, cuLinkCreate, cuLinkAddData, cuLinkComplete, cuLinkDestroy).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import torch
 
 _ERROR_LOG_BUFFER, _ERROR_LOG_BYTES = 5, 6  # CU_JIT_ERROR_LOG_BUFFER and its size
 _LOG_BYTES = 1 << 13
+_INPUT_PTX = 1  # CU_JIT_INPUT_PTX
 
 
 @functools.cache
@@ -77,16 +79,10 @@ class Module:
         """RuntimeError with the driver's own words if it refuses the image."""
         self.device = device
         self._handle = ctypes.c_void_p()
-        log = ctypes.create_string_buffer(_LOG_BYTES)
-        options = (ctypes.c_int * 2)(_ERROR_LOG_BUFFER, _ERROR_LOG_BYTES)
-        values = (ctypes.c_void_p * 2)(ctypes.addressof(log), _LOG_BYTES)
-        context = entries(device).context
-        text = ctypes.c_char_p(image + b"\0")
-        _checked("cuCtxPushCurrent_v2", ctypes.c_void_p(context))  # a thread of autograd's may have none yet
-        try:
-            _checked("cuModuleLoadDataEx", ctypes.byref(self._handle), text, 2, options, values, log=log)
-        finally:
-            _checked("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        log, options = _log()
+        with _current(device):
+            text = ctypes.c_char_p(image + b"\0")
+            _checked("cuModuleLoadDataEx", ctypes.byref(self._handle), text, *options, log=log)
         weakref.finalize(self, libcuda().cuModuleUnload, self._handle).atexit = False
 
     def functions(self, names: Sequence[str]) -> list[int]:
@@ -97,6 +93,57 @@ class Module:
             _checked("cuModuleGetFunction", ctypes.byref(handle), self._handle, ctypes.c_char_p(name.encode()))
             handles.append(handle.value or 0)
         return handles
+
+
+def driver_version() -> str:
+    """The version of CUDA that the driver has, such as 12080; empty where there is no driver."""
+    version = ctypes.c_int()
+    try:
+        _checked("cuDriverGetVersion", ctypes.byref(version))
+    except OSError:
+        return ""
+    return str(version.value)
+
+
+def image_of(ptx: bytes, device: int) -> bytes:
+    """What a device loads fastest: the machine code that the driver makes of PTX (a cubin), or the PTX itself where it
+    makes none; then loading tells why."""
+    state, image, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+    _, options = _log()
+    with _current(device):
+        try:
+            _checked("cuLinkCreate_v2", *options, ctypes.byref(state))
+        except (RuntimeError, AttributeError):
+            return ptx
+        try:
+            length, name = ctypes.c_size_t(len(ptx) + 1), ctypes.c_char_p(b"bolide")
+            _checked("cuLinkAddData_v2", state, _INPUT_PTX, ctypes.c_char_p(ptx + b"\0"), length, name, 0, None, None)
+            _checked("cuLinkComplete", state, ctypes.byref(image), ctypes.byref(size))
+            return ctypes.string_at(image, size.value)
+        except RuntimeError:
+            return ptx
+        finally:
+            _checked("cuLinkDestroy", state)
+
+
+_Options = tuple[int, "ctypes.Array[ctypes.c_int]", "ctypes.Array[ctypes.c_void_p]"]
+
+
+def _log() -> tuple[ctypes.Array[ctypes.c_char], _Options]:
+    """A buffer for what the driver says of code, and the options (how many, which, values) that name it."""
+    log = ctypes.create_string_buffer(_LOG_BYTES)
+    options = (ctypes.c_int * 2)(_ERROR_LOG_BUFFER, _ERROR_LOG_BYTES)
+    return log, (2, options, (ctypes.c_void_p * 2)(ctypes.addressof(log), _LOG_BYTES))
+
+
+@contextlib.contextmanager
+def _current(device: int) -> Iterator[None]:
+    """A device's context is current: a thread of autograd's may have none yet."""
+    _checked("cuCtxPushCurrent_v2", ctypes.c_void_p(entries(device).context))
+    try:
+        yield
+    finally:
+        _checked("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
 
 def error_text(code: int) -> str:

@@ -8,11 +8,11 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bolide.inductor.machine import host_target
 from bolide.inductor.runtime.cuda.driver_api import Entries, Module
-from bolide.support.engine import Library, load
+from bolide.support.engine import Library
 
-TABLE, ERROR, GET_CURRENT, FUNCTIONS = "table", 4, 5, 6
+ENTRY, TABLE = "kernel", "table"
+ERROR, GET_CURRENT, FUNCTIONS = 4, 5, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,11 @@ class Host:
 
     @property
     def address(self) -> int:
-        return self.library.addresses["kernel"]
+        return self.library.addresses[ENTRY]
 
 
-def host_of(text: str, handles: Sequence[int], module: Module, entries: Entries) -> Host:
-    """The host function of this text (`host_text`), whose regions have these handles in a module."""
-    target = host_target()
-    library = load(text, ("kernel", TABLE), target.cpu, target.features)
+def bound(library: Library, handles: Sequence[int], module: Module, entries: Entries) -> Host:
+    """The host function of a library of its own (`host_text`), whose regions have these handles in a module."""
     table = (ctypes.c_int64 * (FUNCTIONS + len(handles))).from_address(library.addresses[TABLE])
     error = ctypes.addressof(entries.error)
     known = [entries.launch, entries.set_current, entries.stream, entries.context, error, entries.get_current]
