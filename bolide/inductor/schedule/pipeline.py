@@ -105,6 +105,10 @@ def schedule_program(
     block, ctx, constants = _scheduled(job, program, inputs, static)
     origins = {known.place: tuple(known.origins) for known in job.known.values()}
     kernels = tuple([replace(kernel, origins=origins[place]) for place, kernel in enumerate(job.kernels)])
+    if machine.device == "cuda":
+        from bolide.inductor.schedule.calls.transfers import settled
+
+        block = settled(block, constants, kernels)
     plan = Plan(block.inputs, constants, kernels, block.steps, block.results)
     strides = [
         ctx.buffers[result.buffer].layout.stride if isinstance(result, View) and result.stride is None else None
