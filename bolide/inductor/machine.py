@@ -138,6 +138,11 @@ class Machine:
     #: The threads of a GPU that share a loop: the fewest of which each has at most `most_turns` iterations.
     teams: tuple[int, ...] = (1,)
     most_turns: int = 32
+    #: Fewer threads than this leave a GPU idle: so teams share reductions of at least `least_shared` elements that
+    #: lie across memory, if all in all these are so few that caches hold them.
+    few_threads: int = 0
+    least_shared: int = 64
+    most_gathered: int = 1 << 22
 
     @property
     def lanes(self) -> int:
@@ -168,6 +173,7 @@ HOPPER = Machine(
     most_small_window=0,
     least_large_window=1 << 30,
     unknown_extent=1 << 11,
+    few_threads=1 << 14,
 )
 
 

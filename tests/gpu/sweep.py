@@ -37,7 +37,7 @@ class Outcome:
     where: str = ""
 
 
-def serve(device: str, seed: int) -> None:
+def serve(device: str, seed: int, native: bool) -> None:
     """A worker: reads names of checks, writes what came of each as a line of JSON."""
     sys.path.insert(0, str(ROOT))
     out = os.fdopen(os.dup(1), "w")
@@ -47,9 +47,12 @@ def serve(device: str, seed: int) -> None:
     import gpu_checks
     import torch
 
+    from bolide.inductor.config import config as inductor
     from bolide.support.errors import BolideWarning
 
     torch.set_num_threads(1)
+    if native:
+        inductor.native_after = 1
     if device in ("emulated", "native"):
         import gpu_emulated
 
@@ -91,9 +94,10 @@ def place(error: BaseException) -> str:
 class Worker:
     """A process that serves, and what it writes as errors."""
 
-    def __init__(self, device: str, seed: int) -> None:
+    def __init__(self, device: str, seed: int, native: bool = False) -> None:
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         command = [sys.executable, __file__, "--serve", "--device", device, "--seed", str(seed)]
+        command += ["--native"] if native else []
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, cwd=ROOT
         )
@@ -137,7 +141,7 @@ def work(tasks: queue.Queue[str], args: argparse.Namespace, end: float, outcomes
         except queue.Empty:
             break
         if worker is None or worker.process.poll() is not None:
-            worker = Worker(args.device, args.seed)
+            worker = Worker(args.device, args.seed, args.native)
             if worker.answer(120) is None:
                 outcomes.append(worker.ask(name, 1))
                 return
@@ -169,6 +173,7 @@ def report(outcomes: list[Outcome], left: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", help="cuda, cpu, or emulated or native: played here")
+    parser.add_argument("--native", action="store_true", help="graphs have native drivers from the first call on")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 10000)
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--each", type=float, default=60, help="seconds for a check")
@@ -180,7 +185,7 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve(args.device, args.seed)
+        serve(args.device, args.seed, args.native)
         return
     end = time.perf_counter() + args.limit
     print(f"seed {args.seed}, device {args.device}")

@@ -185,6 +185,7 @@ def cut(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedu
 
 def in_teams(schedule: Schedule, machine: Machine) -> Schedule:
     """The schedule of a kernel for a GPU: a team shares a vector axis inside, of more threads the longer it is."""
+    schedule = _gathering(schedule, machine)
     vector = next((axis for axis in schedule.inner if axis.name == schedule.vector), None)
     if vector is None:
         return schedule
@@ -192,6 +193,21 @@ def in_teams(schedule: Schedule, machine: Machine) -> Schedule:
     team = next((team for team in machine.teams if length <= team * machine.most_turns), machine.teams[-1])
     why = f"teams of {team}: each thread has at most {-(-length // team)} of {vector.name}"
     return replace(schedule, team=team, jam=None, why=(*schedule.why, why))
+
+
+def _gathering(schedule: Schedule, machine: Machine) -> Schedule:
+    """The schedule with its longest reduced axis for teams to share, if otherwise few threads would take long."""
+    outer, inner = (volume(axis.extent for axis in axes) for axes in (schedule.outer, schedule.inner))
+    if not (schedule.inner and outer.is_const and inner.is_const) or schedule.vector in {
+        a.name for a in schedule.inner
+    }:
+        return schedule
+    longest = max(schedule.inner, key=lambda axis: axis.extent.value)
+    few, small = outer.value <= machine.few_threads, outer.value * inner.value <= machine.most_gathered
+    plain = all(axis.kind != "serial" for axis in schedule.outer)
+    if not (few and small and plain and longest.extent.value >= machine.least_shared):
+        return schedule
+    return schedule.with_vector(longest.name, f"only {outer.value} results")
 
 
 def _in_tiles(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedule:

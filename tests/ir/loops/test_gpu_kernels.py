@@ -152,16 +152,29 @@ def test_layer_norm_of_bfloat16(team: int) -> None:
     torch.testing.assert_close(results["y"].view_as(wanted), wanted)
 
 
-def test_column_sum() -> None:
-    i, j = var("i", 100), var("j", 45)
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 31, 32, 33, 100])
+def test_column_sums(rows: int) -> None:
+    """A thread takes several rows at a time, and what is left one by one."""
+    i, j = var("i", rows), var("j", 45)
     body = (
         Init("total", "sum", f32),
-        over("reduce", "i", 100, None, Update("total", load("x", i * 45 + j))),
+        Init("most", "max", f32),
+        over(
+            "reduce",
+            "i",
+            rows,
+            None,
+            Update("total", load("x", i * 45 + j)),
+            Update("most", load("x", i * 45 + j)),
+        ),
         store("y", j, acc("total")),
+        store("z", j, acc("most")),
     )
-    kernel = made((param("y", 45, role="out"), param("x", 4500)), grid("j", 45, *body))
-    x = torch.randn(100, 45)
-    torch.testing.assert_close(check(kernel, {"y": torch.zeros(45), "x": x.flatten()})["y"], x.sum(0))
+    params = (param("y", 45, role="out"), param("z", 45, role="out"), param("x", rows * 45))
+    x = torch.randn(rows, 45)
+    results = check(made(params, grid("j", 45, *body)), {"y": torch.zeros(45), "z": torch.zeros(45), "x": x.flatten()})
+    torch.testing.assert_close(results["y"], x.sum(0))
+    assert torch.equal(results["z"], x.amax(0))
 
 
 @pytest.mark.parametrize("team", TEAMS)
@@ -430,3 +443,17 @@ def test_what_a_team_may_not_do() -> None:
         verify(made(params, shared("j", 64, store("y", j, x)), team=48))
     with pytest.raises(InvalidKernel, match="bound to a team"):
         verify(made(params, over("serial", "j", 64, "team", store("y", j, x)), team=32))
+
+
+@pytest.mark.parametrize("team", TEAMS)
+@pytest.mark.parametrize("rows", [3, 200, 256, 1000])
+def test_a_team_adds_up_across_memory(team: int, rows: int) -> None:
+    i, j = var("i", rows), var("j", 3)
+    body = (
+        Init("total", "sum", f32),
+        shared("i", rows, Update("total", load("x", i * 3 + j))),
+        store("y", j, acc("total")),
+    )
+    kernel = made((param("y", 3, role="out"), param("x", rows * 3)), grid("j", 3, *body), team=team)
+    x = torch.randn(rows, 3)
+    torch.testing.assert_close(check(kernel, {"y": torch.zeros(3), "x": x.flatten()})["y"], x.sum(0))

@@ -16,12 +16,12 @@ from bolide.inductor.codegen.analysis import Dependences, changed_by, updated_in
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.cuda.hazards import Hazards, is_together
 from bolide.inductor.codegen.cuda.teams import ROOM, WARP, Team, special
-from bolide.inductor.codegen.cuda.widths import WIDEST, is_short, multiple_of, width_of
+from bolide.inductor.codegen.cuda.widths import WIDEST, is_short, iterations_at_once, multiple_of, width_of
 from bolide.inductor.codegen.function_values import FunctionValues, Parts
 from bolide.inductor.codegen.instructions import MEMORY
 from bolide.inductor.codegen.parallel import Region, regions_of
 from bolide.inductor.codegen.scope import fits, integer_atom
-from bolide.inductor.codegen.statements import RegionWriter
+from bolide.inductor.codegen.statements import Body, RegionWriter
 from bolide.inductor.ir.definitions import volume
 from bolide.inductor.ir.loops import Axis, Init, Kernel, Local, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.walks import loads_of, nodes_below, roots_in, roots_of, statements
@@ -337,6 +337,28 @@ class TeamWriter(RegionWriter):
         self.in_parts.difference_update(names)
         if names:
             self._join(before)
+
+    def repeat(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
+        """What a thread adds up it takes several iterations at a time of, so that loads do not wait for each other. The
+        order of the additions is the same."""
+        b, r, plain = self.b, self.r, super().repeat
+        times = iterations_at_once(loop) if r.lanes == 1 else 1
+        if times == 1:
+            plain(loop, start, stop, step, body)
+            return
+
+        def several() -> None:
+            first = r.env[loop.axis.name]
+            for turn in range(times):
+                self.at(loop, first + turn * step, body)
+
+        count = b.binary("sub", stop, start)
+        if step > 1:
+            count = b.binary("udiv", count + (step - 1), b.const(step, "i64"))
+        whole = start + (count & -times) * step
+        is_some, is_rest = b.compare("icmp slt", start, whole), b.compare("icmp slt", whole, stop)
+        self.guarded(is_some, lambda: plain(loop, start, whole, times * step, several))
+        self.guarded(is_rest, lambda: plain(loop, whole, stop, step, body))
 
     def _is_in_parts(self, name: str, loop: Loop) -> bool:
         """Whether each thread gets a part of an accumulator in a loop: the outermost one in which only the team updates

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from bolide.inductor.codegen.analysis import cost
-from bolide.inductor.ir.loops import Access, Axis, Loop, Stmt, Store
+from bolide.inductor.ir.loops import Access, Axis, Loop, Stmt, Store, Update
 from bolide.inductor.ir.walks import loads_of, roots_in
 from bolide.symbolic import Expr
 
@@ -18,6 +18,8 @@ WIDEST = 16
 _MOST = 1 << 10
 #: Turns that are written out, one after the other, so that loads do not wait for each other.
 _TURNS = 8
+#: Iterations of a thread's own loop that are written out, and instructions of these.
+_AT_ONCE, _UNROLLED = 8, 160
 
 
 def width_of(axis: Axis, body: Sequence[Stmt], team: int = 1) -> int:
@@ -29,6 +31,17 @@ def width_of(axis: Axis, body: Sequence[Stmt], team: int = 1) -> int:
     while width > 1 and (_is_starved(axis.extent, width, team) or width * cost(body) > _MOST):
         width //= 2
     return width
+
+
+def iterations_at_once(loop: Loop) -> int:
+    """Iterations that a thread takes at a time of a loop which adds up what it loads."""
+    loads = any(True for _ in loads_of(roots_in(loop.body)))
+    if not loads or not all(isinstance(statement, Update) for statement in loop.body):
+        return 1
+    times = _AT_ONCE
+    while times > 1 and times * cost(loop.body) > _UNROLLED:
+        times //= 2
+    return times
 
 
 def is_short(body: Sequence[Stmt], turns: int, width: int) -> bool:

@@ -1,0 +1,28 @@
+"""Schedules for a GPU: who shares what."""
+
+from __future__ import annotations
+
+import pytest
+
+from bolide.inductor.ir.loops import Axis
+from bolide.inductor.machine import HOPPER
+from bolide.inductor.schedule.nest import Schedule, in_teams
+from bolide.symbolic import Expr
+
+
+@pytest.mark.parametrize(
+    "columns, rows, team",
+    [
+        (1024, 1024, 32),  # few results: teams share the rows
+        (8, 4096, 128),
+        (1024, 32, 1),  # each thread has little to do
+        (1 << 15, 1024, 1),  # enough threads
+        (1 << 12, 1 << 14, 1),  # so much that it is to be read in order
+    ],
+)
+def test_few_results_of_long_columns_are_shared(columns: int, rows: int, team: int) -> None:
+    outer = (Axis("j", Expr.const(columns), "vector"),)
+    inner = (Axis("i", Expr.const(rows), "reduce"),)
+    schedule = in_teams(Schedule(outer, inner, (), 1), HOPPER)
+    assert schedule.team == team
+    assert schedule.vector == ("i" if team > 1 else "j")
