@@ -55,6 +55,8 @@ RARE = (
     "cProfile",
     "pstats",
     "bolide.dynamo.compiled_autograd",
+    "bolide.tracing.recording.composites",
+    "bolide.functorch.passes.masks",
     "bolide.inductor.search",
     "bolide.inductor.saved",
     "bolide.inductor.plan.codec",

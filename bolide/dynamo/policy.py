@@ -44,7 +44,7 @@ NATIVE_ROOTS = _names(
 INTERPRETED = tuple(
     _names(
         "torch.nn.modules torch.nn.parallel torch.nn.init torch.nn.utils torch.nn.functional.gaussian_nll_loss "
-        "torch.nn.attention.flex_attention "
+        "torch.nn.attention.flex_attention torch.signal.windows. "
         "torch._functorch.functional_call.stack_module_state torch.nn.parameter "
         "torch._tensor.Tensor.__torch_function__ torch._tensor._convert torch.utils._pytree "
         "torch._dynamo.external_utils torch.utils.checkpoint torch.utils.hooks.RemovableHandle torch.random.fork_rng "

@@ -30,3 +30,4 @@ import bolide.dynamo.torch_calls.sizes
 import bolide.dynamo.torch_calls.state
 import bolide.dynamo.torch_calls.subclasses
 import bolide.dynamo.torch_calls.tensors
+import bolide.dynamo.torch_calls.windows

@@ -82,19 +82,6 @@ def _tensor_split(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return NATIVE
 
 
-@intercept(functional.max_pool1d, torch.max_pool1d)
-def _max_pool1d(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    """Where no gradient is wanted eager has a kernel whose result is row-major; traced tensors take the other way."""
-    x = args[0] if args else kwargs.get("input")
-    if type(x) is not TracedTensor or x.device.type != "cpu" or (x.requires_grad and torch.is_grad_enabled()):
-        return NATIVE
-    if kwargs.get("return_indices") or len(args) > 6 or None in args[1:]:
-        return NATIVE
-    vm.trace.where = vm.where()
-    options = {key: value for key, value in kwargs.items() if key != "return_indices" and value is not None}
-    return torch.max_pool1d(*args, **options).contiguous()
-
-
 # ---- encoders: eager computes on nested tensors where it can, and so leaves zeros where the mask is set --------------
 
 

@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from bolide.dynamo.config import config
 from bolide.dynamo.guards import sizes
@@ -166,6 +165,84 @@ def _fftfreq(
     return recorded_as(vm, torch.fft.fftfreq, [n, d], make, dtype=dtype, device=device)
 
 
+@answers(torch.fft.rfftfreq, recorded=True)
+def _rfftfreq(
+    vm: Machine,
+    n: object,
+    d: float = 1.0,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> object:
+    """The frequencies that are not negative."""
+    if type(n) is not torch.SymInt or not n > 0:
+        return NATIVE
+
+    def make() -> object:
+        places = torch.arange(n // 2 + 1, dtype=dtype or torch.get_default_dtype(), device=device)
+        return places * (1.0 / (n * d))
+
+    return recorded_as(vm, torch.fft.rfftfreq, [n, d], make, dtype=dtype, device=device)
+
+
+@answers(torch.cov)
+def _cov(
+    vm: Machine,
+    input: object,
+    *,
+    correction: int = 1,
+    fweights: torch.Tensor | None = None,
+    aweights: torch.Tensor | None = None,
+) -> object:
+    """With weights, which the native code looks at: the graph checks them."""
+    x, weights = input, [w for w in (fweights, aweights) if w is not None]
+    if type(x) is not TracedTensor or not weights or not can_require(vm) or x.dim() not in (1, 2):
+        return NATIVE
+    for w in weights:
+        if type(w) is not TracedTensor or w.dim() != 1 or w.shape[0] != x.shape[-1] or not w.shape[0] > 0:
+            return NATIVE
+    if fweights is not None and (fweights.dtype is torch.bool or fweights.is_floating_point()):
+        return NATIVE
+    if aweights is not None and not aweights.is_floating_point():
+        return NATIVE
+    w = weights[0] if len(weights) == 1 else weights[0] * weights[1]
+    total = w.sum()
+    free = total - correction
+    if aweights is not None and correction:
+        free = total - correction * (w * aweights).sum() / total
+    require(vm, torch.stack([free > 0, *[each.min() >= 0 for each in weights]]).all())
+
+    def compute() -> torch.Tensor:
+        rows = x if x.dim() == 2 else x.reshape(1, -1)
+        rows = rows - ((rows * w).sum(1) / total).unsqueeze(1)
+        return torch.true_divide(rows @ (rows * w).t().conj(), free).squeeze()
+
+    return recorded_as(vm, torch.cov, [x], compute, correction=correction, fweights=fweights, aweights=aweights)
+
+
+@answers(torch.hsplit, torch.Tensor.hsplit)
+def _hsplit(vm: Machine, input: object, sections: object) -> object:
+    return _split(vm, torch.hsplit, input, sections, -1 if isinstance(input, TracedTensor) and input.dim() == 1 else 1)
+
+
+@answers(torch.vsplit, torch.Tensor.vsplit)
+def _vsplit(vm: Machine, input: object, sections: object) -> object:
+    return _split(vm, torch.vsplit, input, sections, 0)
+
+
+@answers(torch.dsplit, torch.Tensor.dsplit)
+def _dsplit(vm: Machine, input: object, sections: object) -> object:
+    return _split(vm, torch.dsplit, input, sections, 2)
+
+
+def _split(vm: Machine, function: object, x: object, places: object, dim: int) -> object:
+    """Between places some of which are symbols."""
+    given = isinstance(places, (list, tuple)) and any(type(place) is torch.SymInt for place in places)
+    if type(x) is not TracedTensor or not given or not x.dim() > dim or not x.dim():
+        return NATIVE
+    return recorded_as(vm, function, [x, places], lambda: torch.tensor_split(x, tuple(places), dim=dim))  # type: ignore
+
+
 @answers(torch.block_diag, recorded=True)
 def _block_diag(vm: Machine, *tensors: torch.Tensor) -> object:
     """Blocks along a diagonal, some of whose sizes are symbols."""
@@ -186,63 +263,6 @@ def _block_diag(vm: Machine, *tensors: torch.Tensor) -> object:
         return torch.cat(rows)
 
     return recorded_as(vm, torch.block_diag, [*tensors], make)
-
-
-@answers(torch.Tensor.unfold)
-def _unfold(vm: Machine, x: object, dimension: object, size: Any, step: Any) -> object:
-    """Windows whose size or step is a symbol, as the view that they are."""
-    if type(x) is not TracedTensor or torch.SymInt not in (type(size), type(step)) or type(dimension) is not int:
-        return NATIVE
-    dim = dimension
-    vm.trace.where = vm.where()
-    if not x.dim() or not -x.dim() <= dim < x.dim() or not (0 <= size <= x.shape[dim] and step > 0):
-        return NATIVE  # which raises
-    if forward_ad._current_level >= 0:
-        return NATIVE
-    derives = x.requires_grad and torch.is_grad_enabled()
-
-    def view() -> Any:
-        return (_Windows.apply if derives else _windows)(x, dim % x.dim(), size, step)  # type: ignore[no-untyped-call]
-
-    return recorded_as(vm, torch.Tensor.unfold, [x, dim, size, step], view)
-
-
-def _windows(x: torch.Tensor, dim: int, size: Any, step: Any) -> torch.Tensor:
-    sizes, strides = [*x.shape, size], [*x.stride(), x.stride(dim)]
-    sizes[dim], strides[dim] = (x.shape[dim] - size) // step + 1, x.stride(dim) * step
-    return x.as_strided(sizes, strides)
-
-
-class _Windows(torch.autograd.Function):
-    """Windows over a dimension. ATen's derivative of the view asks much of sizes; here each element has the sum of what
-    the windows have that it is in."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, size: Any, step: Any) -> torch.Tensor:
-        ctx.of = x.shape, dim, size, step
-        return _windows(x, dim, size, step)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        (gradient,), (shape, dim, size, step) = gradients, ctx.of
-        places = (torch.arange(gradient.shape[dim])[:, None] * step + torch.arange(size)).reshape(-1)
-        parts = gradient.movedim(-1, dim + 1).flatten(dim, dim + 1)
-        return gradient.new_zeros(shape).index_add(dim, places, parts), None, None, None
-
-
-@answers(torch.adaptive_avg_pool1d)
-def _adaptive_avg_pool1d(vm: Machine, input: object, output_size: object) -> object:
-    """To a size that is a symbol: that of images of one row, which takes sizes."""
-    x, size = input, output_size
-    if isinstance(size, (list, tuple)) and len(size) == 1:
-        (size,) = size
-    if type(x) is not TracedTensor or type(size) is not torch.SymInt or x.dim() not in (2, 3):
-        return NATIVE
-
-    def pool() -> torch.Tensor:
-        return torch.nn.functional.adaptive_avg_pool2d(x.unsqueeze(-2), (1, size)).squeeze(-2)  # type: ignore[arg-type]
-
-    return recorded_as(vm, torch.adaptive_avg_pool1d, [x, size], pool)
 
 
 answers(torch.Size.numel)(lambda vm, size: product(size))

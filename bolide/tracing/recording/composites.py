@@ -8,7 +8,6 @@ do (native/LinearAlgebra.cpp, Linear.cpp, TensorShape.cpp).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from bolide.symbolic import Size, hint_of, is_data, is_undecided, product, same_size, same_sizes, times
+from bolide.tracing.recording.formulas import FORMULAS, or_theirs
 from bolide.tracing.recording.layers import layer
 from bolide.tracing.rules.common import broadcast_shapes, is_contiguous, suggested_format, wrap_dim
 from bolide.tracing.rules.registry import remembered
@@ -56,7 +56,7 @@ def install() -> None:
         for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
             op = getattr(aten, kind).input
             ours[op] = layer(kind, op.py_kernels[_COMPOSITE])
-        ours |= {op: _or_theirs(formula, op) for op, formula in _FORMULAS.items()}
+        ours |= {op: or_theirs(formula, op) for op, formula in FORMULAS.items()}
         for op, kernel in ours.items():
             _installed.append(op)
             composite = op.has_kernel_for_dispatch_key(_COMPOSITE)
@@ -306,144 +306,3 @@ def _batched(a: Tensor, b: Tensor) -> Tensor:
         return reshape(whole, (count, rows, columns))
 
     return aten._unsafe_view.default(torch.bmm(stacked(a), stacked(b)), [*batch, a.shape[-2], b.shape[-1]])  # type: ignore[no-any-return]
-
-
-# ---- statistics, chains, differences, pairs --------------------------------------------------------------------------
-
-
-def _or_theirs(formula: Callable[..., object], op: OpOverload) -> Callable[..., object]:
-    """A formula, or the operation's own kernel where its answer is NotImplemented: for what is rare, or refused."""
-
-    def kernel(*args: object, **kwargs: object) -> object:
-        result = formula(*args, **kwargs)
-        return op._op_dk(_COMPOSITE, *args, **kwargs) if result is NotImplemented else result
-
-    return kernel
-
-
-def cov(x: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None) -> object:
-    """`torch.cov` without weights."""
-    if fweights is not None or aweights is not None or x.dim() > 2 or x.dtype is torch.bool:
-        return NotImplemented
-    rows = x if x.dim() == 2 else x.reshape(1, -1)
-    count = rows.shape[1]
-    if not count > correction:
-        return NotImplemented  # with a warning
-    rows = rows - (rows.sum(1) / count).unsqueeze(1)
-    return torch.true_divide(torch.mm(rows, rows.t().conj()), count - correction).squeeze()
-
-
-def kron(a: Tensor, b: Tensor) -> Tensor:
-    """`torch.kron`: blocks of `b`, each times an element of `a`."""
-    dims = max(a.dim(), b.dim())
-    outer, inner = ([1] * (dims - x.dim()) + [*x.shape] for x in (a, b))
-    left = a.view([size for extent in outer for size in (extent, 1)])
-    right = b.view([size for extent in inner for size in (1, extent)])
-    return (left * right).view([m * n for m, n in zip(outer, inner)])
-
-
-def multi_dot(tensors: Sequence[Tensor]) -> object:
-    """`torch.linalg.multi_dot`: products in the order that takes the fewest multiplications, which is asked."""
-    first, last = tensors[0], tensors[-1]
-    fits = len(tensors) > 2 and first.dim() in (1, 2) and last.dim() in (1, 2)
-    if not fits or any(x.dim() != 2 for x in tensors[1:-1]):
-        return NotImplemented
-    shape = [*(first.shape[:1] if first.dim() == 2 else ()), *(last.shape[1:] if last.dim() == 2 else ())]
-    rows = first if first.dim() == 2 else first.unsqueeze(0)
-    columns = last if last.dim() == 2 else last.unsqueeze(-1)
-    chain = [rows, *tensors[1:-1], columns]
-    if any(a.shape[1] != b.shape[0] for a, b in itertools.pairwise(chain)):
-        return NotImplemented  # which raises
-    result = _three(*chain) if len(chain) == 3 else _product(chain, _order(chain), 0, len(chain) - 1)
-    return result.view(shape)
-
-
-def _three(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    left = a.shape[0] * c.shape[0] * (b.shape[0] + c.shape[1])
-    right = b.shape[0] * c.shape[1] * (a.shape[0] + c.shape[0])
-    return a.mm(b.mm(c)) if left > right else a.mm(b).mm(c)
-
-
-def _order(chain: Sequence[Tensor]) -> dict[tuple[int, int], int]:
-    """Behind which tensor each part of a chain is divided (Cormen et al., Introduction to Algorithms, section 15.2)."""
-    sizes: list[Size] = [chain[0].shape[0], *[x.shape[1] for x in chain]]
-    cost: dict[tuple[int, int], Size] = {(at, at): 0 for at in range(len(chain))}
-    order: dict[tuple[int, int], int] = {}
-    for length in range(1, len(chain)):
-        for begin in range(len(chain) - length):
-            end = begin + length
-            for cut in range(begin, end):
-                work = sizes[begin] * sizes[cut + 1] * sizes[end + 1]
-                total = cost[begin, cut] + cost[cut + 1, end] + work
-                if cut == begin or total < cost[begin, end]:
-                    cost[begin, end], order[begin, end] = total, cut
-    return order
-
-
-def _product(chain: Sequence[Tensor], order: dict[tuple[int, int], int], begin: int, end: int) -> Tensor:
-    if begin == end:
-        return chain[begin]
-    cut = order[begin, end]
-    return _product(chain, order, begin, cut).mm(_product(chain, order, cut + 1, end))
-
-
-def gradient(
-    x: Tensor,
-    *,
-    spacing: float | Sequence[float] | None = None,
-    dim: int | Sequence[int] | None = None,
-    edge_order: int = 1,
-) -> object:
-    """`torch.gradient` for spacings that are numbers."""
-    wanted = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
-    dims = [wrap_dim(each, x.dim()) for each in wanted]
-    steps = spacing if isinstance(spacing, Sequence) else [1 if spacing is None else spacing] * len(dims)
-    if edge_order not in (1, 2) or len(steps) != len(dims) or len({*dims}) != len(dims) or x.dtype is torch.uint8:
-        return NotImplemented
-    if not all(x.shape[each] > edge_order for each in dims):
-        return NotImplemented
-    return [_differences(x, each, step, edge_order) for each, step in zip(dims, steps)]
-
-
-def _differences(x: Tensor, dim: int, step: float, edge_order: int) -> Tensor:
-    size = x.shape[dim]
-
-    def part(begin: Size, length: Size) -> Tensor:
-        return x.narrow(dim, begin, length)
-
-    center = (part(2, size - 2) - part(0, size - 2)) / step
-    if edge_order == 1:
-        first = (part(1, 1) - part(0, 1)) / step
-        last = (part(size - 1, 1) - part(size - 2, 1)) / step
-    else:
-        first = (-1.5 * part(0, 1) + 2 * part(1, 1) - 0.5 * part(2, 1)) / step
-        last = (0.5 * part(size - 3, 1) - 2 * part(size - 2, 1) + 1.5 * part(size - 1, 1)) / step
-    return torch.cat([first, center / 2, last], dim)
-
-
-def combinations(x: TracedTensor, r: int = 2, with_replacement: bool = False) -> object:
-    """`torch.combinations` of two: the places above the diagonal of a square."""
-    if x.dim() != 1 or r != 2:
-        return NotImplemented
-    count = x.shape[0]
-    trace = x._trace
-    sides = [trace.unwrap(count)] * 2
-    pairs = trace.call(aten.triu_indices.default, *sides, 0 if with_replacement else 1, device=x.device)
-    first, second = trace.wrap(pairs).unbind()
-    return torch.stack([x[first], x[second]], 1)
-
-
-#: Those whose C++ kernels ask for the values of sizes; each formula does what ATen's does (native/Correlation.cpp,
-#: LinearAlgebra.cpp, ReduceOps.cpp, Itertools.cpp), operation by operation.
-_FORMULAS: dict[OpOverload, Callable[..., object]] = {
-    aten.cov.default: cov,
-    aten.kron.default: kron,
-    aten.linalg_multi_dot.default: multi_dot,
-    aten.chain_matmul.default: multi_dot,
-    aten.gradient.scalarint: gradient,
-    aten.gradient.scalararray: gradient,
-    aten.gradient.array: gradient,
-    aten.gradient.scalarrayint: gradient,
-    aten.gradient.scalarrayarray: gradient,
-    aten.combinations.default: combinations,
-}

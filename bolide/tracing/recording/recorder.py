@@ -31,7 +31,7 @@ from bolide.symbolic import (
 from bolide.tracing import rng
 from bolide.tracing.graph import Graph
 from bolide.tracing.meta import TensorMeta, meta_of
-from bolide.tracing.recording import composites, folding
+from bolide.tracing.recording import folding
 from bolide.tracing.recording.inverses import INVERSES, invert, memory_order
 from bolide.tracing.rules import infer
 from bolide.tracing.rules.common import dtype_name, is_dense, like_strides, overlaps
@@ -582,6 +582,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def allow_symbols(self) -> None:
         """Kernels of composite operations in C++ ask for integers; torch's Python dispatcher has others in place."""
         if self.depth and self.dispatcher is None:
+            from bolide.tracing.recording import composites
+
             composites.install()
             self.dispatcher = torch._C._EnablePythonDispatcher()  # type: ignore[attr-defined, unused-ignore]
             self.dispatcher.__enter__()

@@ -57,6 +57,11 @@ def _gather(x: TensorMeta, dim: int, index: TensorMeta, *, sparse_grad: bool = F
     return row_major(x, index.shape)
 
 
+@rule("nonzero_static")
+def _nonzero_static(x: TensorMeta, *, size: Size, fill_value: int = -1) -> TensorMeta:
+    return row_major(x, (size, x.ndim), torch.int64)
+
+
 @rule("index_select")
 def _index_select(x: TensorMeta, dim: int, index: TensorMeta) -> TensorMeta:
     require(index.ndim <= 1, "index_select(): Index is supposed to be a vector", IndexError)

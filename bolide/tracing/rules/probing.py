@@ -118,7 +118,9 @@ def _explained(trials: Trials, answers: list[Any]) -> Any:
             return None
         stride = _strides(tuple(shape), answers, trials)
         return None if stride is None else first._replace(shape=tuple(shape), stride=stride)
-    if not isinstance(first, tuple) or any(len(answer) != len(first) for answer in answers):
+    if not isinstance(first, tuple):  # a number or a truth
+        return first if all(answer == first for answer in answers) else None
+    if any(len(answer) != len(first) for answer in answers):
         return None
     parts = [_explained(trials, [answer[i] for answer in answers]) for i in range(len(first))]
     return None if any(part is None for part in parts) else tuple(parts)

@@ -196,6 +196,7 @@ def _nll_loss2d(
 
 
 @rule("nll_loss_backward", "nll_loss2d_backward", "mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward")
+@rule("multilabel_margin_loss_backward")
 def _loss_backward(grad: TensorMeta, x: TensorMeta, *_: object) -> TensorMeta:
     return row_major(x)
 

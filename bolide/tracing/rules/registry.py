@@ -203,6 +203,8 @@ def _within_spectrum(x: TensorMeta, dims: Any, _: Any, length: int) -> bool:
 
 _UNCHECKED = {"_fft_c2r": _within_spectrum}
 """Kernels that read behind the memory of their operands for sizes that fit one another badly, and when they fit."""
+_TRANSFORMS = ("_fft_r2c", "_fft_c2c")
+"""Kernels that take whatever sizes they are given; their results have other strides than those of meta kernels."""
 
 
 def _ask(func: Any, args: Any, kwargs: Any) -> Any:
@@ -225,7 +227,7 @@ def _ask(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _ask_elsewhere(func: Any, args: Any, kwargs: Any) -> Any:
     """As `_ask`, for sizes that are not those of this run and may not fit one another."""
-    if kernels.trusts_sizes(func):
+    if kernels.trusts_sizes(func) and func._opname not in _TRANSFORMS:
         return _of_meta_kernel(func, args, kwargs)
     return _ask(func, args, kwargs)
 
