@@ -3,6 +3,7 @@ native code takes integers for is composed of what takes sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from bolide.dynamo.machine.breaking import can_require, require
 from bolide.dynamo.machine.calls import NATIVE, SWITCHED, intercept
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.native_calls import recorded_as
+from bolide.symbolic import Size
 from bolide.tracing import TracedTensor
 from bolide.tracing.rules.common import suggested_format
 
@@ -32,13 +34,14 @@ def _unfold(vm: Machine, x: object, dimension: object, size: Any, step: Any) -> 
     return recorded_as(vm, torch.Tensor.unfold, [x, dim, size, step], lambda: _view(x, dim % x.dim(), size, step))
 
 
-def _view(x: torch.Tensor, dim: int, size: Any, step: Any) -> Any:
+def _view(x: torch.Tensor, dim: int, size: Size, step: Size) -> torch.Tensor:
     derives = x.requires_grad and torch.is_grad_enabled()
     return (_Windows.apply if derives else _windows)(x, dim, size, step)  # type: ignore[no-untyped-call]
 
 
-def _windows(x: torch.Tensor, dim: int, size: Any, step: Any) -> torch.Tensor:
-    sizes, strides = [*x.shape, size], [*x.stride(), x.stride(dim)]
+def _windows(x: torch.Tensor, dim: int, size: Size, step: Size) -> torch.Tensor:
+    sizes: list[Size] = [*x.shape, size]
+    strides: list[Size] = [*x.stride(), x.stride(dim)]
     sizes[dim], strides[dim] = (x.shape[dim] - size) // step + 1, x.stride(dim) * step
     return x.as_strided(sizes, strides)
 
@@ -48,7 +51,7 @@ class _Windows(torch.autograd.Function):
     the windows have that it is in."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, size: Any, step: Any) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, dim: int, size: Size, step: Size) -> torch.Tensor:
         ctx.of = x.shape, dim, size, step
         return _windows(x, dim, size, step)
 
@@ -70,7 +73,7 @@ def _adaptive_avg_pool1d(vm: Machine, input: object, output_size: object) -> obj
         return NATIVE
 
     def pool() -> torch.Tensor:
-        return torch.nn.functional.adaptive_avg_pool2d(x.unsqueeze(-2), (1, size)).squeeze(-2)  # type: ignore[arg-type]
+        return F.adaptive_avg_pool2d(x.unsqueeze(-2), (1, size)).squeeze(-2)  # type: ignore[arg-type]
 
     return recorded_as(vm, torch.adaptive_avg_pool1d, [x, size], pool)
 
@@ -94,7 +97,7 @@ _MAXIMA = {F.max_pool2d: 2, torch.max_pool2d: 2, F.max_pool3d: 3, torch.max_pool
 
 
 @intercept_table(_AVERAGES)
-def _avg_pool(function: Any, dims: Any, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+def _avg_pool(function: object, dims: int, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     names = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
     given = dict(zip(names, args)) | kwargs
     given.pop("count_include_pad", None)
@@ -102,7 +105,7 @@ def _avg_pool(function: Any, dims: Any, vm: Machine, args: Args, kwargs: Kwargs)
 
 
 @intercept_table(_MAXIMA)
-def _max_pool(function: Any, dims: Any, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+def _max_pool(function: object, dims: int, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
     given = dict(zip(names, args)) | kwargs
     if given.get("dilation") == 1:
@@ -126,7 +129,7 @@ def _max_pool1d(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return torch.max_pool1d(*args, **options).contiguous()
 
 
-def _pooled(vm: Machine, function: Any, dims: int, args: Args, kwargs: Kwargs, given: dict[str, Any]) -> object:
+def _pooled(vm: Machine, function: object, dims: int, args: Args, kwargs: Kwargs, given: Kwargs) -> object:
     x, kernel, stride = (given.pop(name, None) for name in ("input", "kernel_size", "stride"))
     sizes, steps = (
         [*each] if isinstance(each, (list, tuple)) else [each] * dims for each in (kernel, stride or kernel)
@@ -158,7 +161,7 @@ def _pooled(vm: Machine, function: Any, dims: int, args: Args, kwargs: Kwargs, g
 
 
 @answers(F.affine_grid, torch.affine_grid_generator)
-def _affine_grid(vm: Machine, theta: object, size: Any, align_corners: bool | None = None) -> object:
+def _affine_grid(vm: Machine, theta: object, size: Sequence[Size], align_corners: bool | None = None) -> object:
     """Places of an image of which sizes are symbols."""
     if type(theta) is not TracedTensor or not any(type(each) is torch.SymInt for each in size):
         return NATIVE
@@ -169,9 +172,10 @@ def _affine_grid(vm: Machine, theta: object, size: Any, align_corners: bool | No
         return NATIVE
     x = theta
 
-    def axis(steps: Any) -> torch.Tensor:
-        places: torch.Tensor = torch.arange(steps, dtype=x.dtype, device=x.device) * (2 / (steps - 1)) - 1
-        return places if align_corners else places.mul(steps - 1).div(steps)
+    def axis(steps: Size) -> torch.Tensor:
+        places: torch.Tensor = torch.arange(steps, dtype=x.dtype, device=x.device)  # type: ignore[arg-type]
+        places = places * (2 / (steps - 1)) - 1
+        return places if align_corners else places * ((steps - 1) / steps)
 
     def compute() -> torch.Tensor:
         axes = torch.meshgrid(*map(axis, space), indexing="ij")

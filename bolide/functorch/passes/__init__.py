@@ -14,6 +14,7 @@ from bolide.functorch.config import config
 from bolide.functorch.passes.attention import fuse_attention
 from bolide.functorch.passes.channels_last import lay_out_convolutions
 from bolide.functorch.passes.heads import share_heads
+from bolide.functorch.passes.masks import select_masked
 from bolide.functorch.passes.simplify import drop_unread_arguments, merge_equal, remove_dead, remove_noops
 from bolide.support import events
 from bolide.tracing.called.branches import OVER_GRAPHS, Branches, Repetition, Steps, Unwinding
@@ -21,7 +22,9 @@ from bolide.tracing.graph import Graph, LazyGraphModule, enter, lookup
 
 Pass = Callable[[fx.Graph], fx.Graph]
 
-PASSES: tuple[Pass, ...] = (remove_dead, drop_unread_arguments, remove_noops, merge_equal, remove_dead)
+PASSES: tuple[Pass, ...] = (
+    *(remove_dead, drop_unread_arguments, remove_noops, merge_equal, select_masked, remove_dead),
+)
 INFERENCE_PASSES: tuple[Pass, ...] = (*PASSES, fuse_attention, share_heads, lay_out_convolutions)
 
 

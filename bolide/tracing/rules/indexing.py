@@ -58,7 +58,7 @@ def _gather(x: TensorMeta, dim: int, index: TensorMeta, *, sparse_grad: bool = F
 
 
 @rule("nonzero_static")
-def _nonzero_static(x: TensorMeta, *, size: Size, fill_value: int = -1) -> TensorMeta:
+def _nonzero_static(x: TensorMeta, *, size: Size, **_: object) -> TensorMeta:
     return row_major(x, (size, x.ndim), torch.int64)
 
 

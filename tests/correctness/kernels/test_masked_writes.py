@@ -88,3 +88,51 @@ def test_a_mask_at_the_last_dimensions() -> None:
             out = function(leaves[0], mask, leaves[1])
             grads.append([out.detach(), *torch.autograd.grad(out.sin().sum(), leaves)])
         assert difference(*map(picture, grads)) is None
+
+
+def _scaled(y: torch.Tensor, mask: torch.Tensor, c: torch.Tensor) -> Any:
+    y[mask] = (y[mask] * c[0] + c[mask]).tanh()
+    y[y > 0] *= 2
+    y[y < 0] = y[y < 0].exp().clamp(max=0.5) * 3
+    return y.sum()
+
+
+def _read_again(y: torch.Tensor, mask: torch.Tensor, c: torch.Tensor) -> Any:
+    part = y[mask] + 1
+    y[mask] = part
+    return part
+
+
+def _changed_mask(y: torch.Tensor, mask: torch.Tensor, c: torch.Tensor) -> Any:
+    part = y[mask]
+    mask = mask.roll(1)
+    y[mask] = part * 2
+    y[mask] = c[mask][..., :1] * 2  # one number for a row
+    return y.sum()
+
+
+def _divided(y: torch.Tensor, mask: torch.Tensor, c: torch.Tensor) -> Any:
+    """Division by 0 is refused, of integers."""
+    whole = (c.detach() * 2).long()
+    whole[whole != 0] = 12 // whole[whole != 0]
+    return whole
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("change", [_scaled, _read_again, _changed_mask, _divided])
+def test_what_is_written_through_a_mask_was_read_through_it(change: Callable[..., Any], training: bool) -> None:
+    def program(x: torch.Tensor, mask: torch.Tensor, c: torch.Tensor) -> Any:
+        y = x * 1
+        return change(y, mask, c), y, x.add_(c) if not training else None
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for rows in (3, 70, 5, 2):
+        given, results = _inputs(rows), []
+        for function in (program, compiled):
+            x, mask, c = (each.clone() for each in given)
+            leaves = [x.requires_grad_(training), c.requires_grad_(training)]
+            found = function(x, mask, c)
+            if training:
+                (found[1].sin().sum() + found[0].sum() * rows).backward()
+            results.append(picture([found, [leaf.grad for leaf in leaves]]))
+        assert difference(*results) is None
