@@ -19,6 +19,7 @@ from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.reductions import reduction
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import ONE, Coords, Operand, Reader, TensorValue, broadcast_shape, replaced
+from bolide.inductor.lowering.views import reshape
 from bolide.symbolic import Expr, as_expr, hint_of
 from bolide.tracing.fallible import done
 from bolide.tracing.graph import operator
@@ -420,3 +421,26 @@ def histc(ctx: Lowering, x: TensorValue, bins: object = 100, min: object = 0, ma
 
     zeros = ctx.compute((number,), dtype, lambda _: sc.const(0, dtype), hint="zeros")
     return ctx.scatter(zeros, x.shape, place, lambda coords: sc.cast(inside(coords), dtype), "add")
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+
+
+@lowering(aten.masked_scatter.default)
+def masked_scatter(ctx: Lowering, x: TensorValue, mask: TensorValue, source: TensorValue) -> object:
+    """Each element that the mask shows is the next one of `source`, by how many are shown before it."""
+    count, given = volume(x.shape), volume(source.shape)
+    if mask.shape != x.shape or mask.dtype is not torch.bool or x.is_empty or source.is_empty or not x.shape:
+        return EXTERN
+    flat, line = reshape(mask, (count,)), reshape(source, (given,))
+    shown = ctx.scan((count,), torch.int64, ctx.reader(flat, torch.int64), "sum", 0)
+    if not (isinstance(count, Expr) and count == given):
+        few = ctx.compute((), torch.bool, lambda _: sc.gt(shown.load((count - 1,)), sc.index(given)))
+        ctx.effect(check_index, few, "Number of elements of source < number of ones in mask", False)
+    number, element = reshape(shown, x.shape), operand_var(0, given)
+
+    def read(coords: Coords) -> Node:
+        place = sc.minimum(sc.maximum(sc.sub(number.load(coords), 1), 0), sc.index(given - 1))
+        return sc.where(mask.load(coords), line.load_indirect((element,), (place,)), x.load(coords))
+
+    return ctx.compute(x.shape, x.dtype, read)

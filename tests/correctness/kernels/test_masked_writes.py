@@ -136,3 +136,36 @@ def test_what_is_written_through_a_mask_was_read_through_it(change: Callable[...
                 (found[1].sin().sum() + found[0].sum() * rows).backward()
             results.append(picture([found, [leaf.grad for leaf in leaves]]))
         assert difference(*results) is None
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_masked_scatter_takes_the_next_element(training: bool) -> None:
+    def program(x: torch.Tensor, mask: torch.Tensor, c: torch.Tensor) -> Any:
+        y = (x * 2).masked_scatter(x > 0, c)
+        whole = torch.zeros(len(x), 4, dtype=torch.int64).masked_scatter_(x > 0, torch.arange(4 * len(x)))
+        return y, y.t().masked_scatter(mask, c[: len(x) - 1].exp()), whole
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for rows in (3, 70, 5, 2):
+        x, _, c = _inputs(rows)
+        mask = torch.arange(rows) % 2 == 0
+        mask = torch.stack([mask, ~mask, mask, ~mask])
+        results = []
+        for function in (program, compiled):
+            leaves = [each.clone().requires_grad_(training) for each in (x, c)]
+            found = function(leaves[0], mask, leaves[1])
+            if training:
+                (found[0].sin().sum() + found[1].sum() * rows).backward()
+            results.append(picture([found, [leaf.grad for leaf in leaves]]))
+        assert difference(*results) is None
+
+
+def test_masked_scatter_refuses_too_few_elements() -> None:
+    compiled = bolide.compile(lambda x, y: x.masked_scatter_(x > 0, y), fullgraph=True)
+    for rows, count in ((3, 9), (4, 12), (5, 4), (6, 18)):
+        x, y = torch.ones(rows, 3), torch.arange(float(count))
+        if count < rows * 3:
+            with pytest.raises(RuntimeError, match="source"):
+                compiled(x, y)
+            continue
+        assert torch.equal(compiled(x.clone(), y), x.masked_scatter(x > 0, y))
