@@ -11,16 +11,28 @@ from dataclasses import replace
 import torch.fx as fx
 
 from bolide.functorch.config import config
+from bolide.functorch.graphs import aten
 from bolide.functorch.passes.attention import fuse_attention
 from bolide.functorch.passes.channels_last import lay_out_convolutions
 from bolide.functorch.passes.heads import share_heads
-from bolide.functorch.passes.masks import select_masked
 from bolide.functorch.passes.simplify import drop_unread_arguments, merge_equal, remove_dead, remove_noops
 from bolide.support import events
 from bolide.tracing.called.branches import OVER_GRAPHS, Branches, Repetition, Steps, Unwinding
 from bolide.tracing.graph import Graph, LazyGraphModule, enter, lookup
 
 Pass = Callable[[fx.Graph], fx.Graph]
+
+
+def select_masked(graph: fx.Graph) -> fx.Graph:
+    """Makes writes through a mask of what was read through it selections (`masks.py`)."""
+    if any(graph.find_nodes(op="call_function", target=target) for target in _PUTS):
+        from bolide.functorch.passes import masks
+
+        masks.select(graph, _PUTS)
+    return graph
+
+
+_PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 
 PASSES: tuple[Pass, ...] = (
     *(remove_dead, drop_unread_arguments, remove_noops, merge_equal, select_masked, remove_dead),

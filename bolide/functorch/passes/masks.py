@@ -4,10 +4,12 @@ needs neither the places of the mask nor their number."""
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TypeGuard
 
 import torch
 import torch.fx as fx
+from torch._ops import OpOverload
 from torch.fx.node import Argument
 
 from bolide.functorch.graphs import aten
@@ -17,20 +19,21 @@ from bolide.symbolic import same_sizes
 from bolide.tracing import TensorMeta
 from bolide.tracing.numbers.data import binds
 
-_PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 _MAY_RAISE = ("div", "remainder", "fmod", "pow", "shift", "gcd", "lcm")
 """Parts of names of operations that refuse some integers."""
 
 
-def select_masked(graph: fx.Graph) -> fx.Graph:
-    """Replaces such writes where nothing else reads the elements on the way."""
+def select(graph: fx.Graph, targets: Sequence[OpOverload]) -> None:
+    """Replaces such writes, nodes with these targets, where nothing else reads the elements on the way."""
     masks: set[fx.Node] = set()
-    for put in [node for target in _PUTS for node in graph.find_nodes(op="call_function", target=target)]:
+    for put in [node for target in targets for node in graph.find_nodes(op="call_function", target=target)]:
         x, indices, value, *accumulate = put.args
         if True in accumulate or len(indices) != 1 or not _is_tensor(value) or not _is_tensor(x):  # type: ignore
             continue
         mask = indices[0]  # type: ignore[index]
-        if not _is_tensor(mask) or mask.meta["val"].dtype is not torch.bool:
+        if not _is_tensor(mask) or mask.meta["val"].dtype is not torch.bool or not mask.meta["val"].ndim:
+            continue
+        if value.meta["val"].ndim != x.meta["val"].ndim - mask.meta["val"].ndim + 1:
             continue
         chain = _Chain(mask)
         if chain.reaches(value, put) and not chain.is_seen(put):
@@ -41,7 +44,6 @@ def select_masked(graph: fx.Graph) -> fx.Graph:
         for nonzero in graph.find_nodes(op="call_function", target=aten.nonzero.default):
             if nonzero.args[0] in masks:
                 _drop_count(nonzero)
-    return graph
 
 
 def _is_tensor(node: object) -> TypeGuard[fx.Node]:

@@ -108,6 +108,8 @@ def _changed_mask(y: torch.Tensor, mask: torch.Tensor, c: torch.Tensor) -> Any:
     mask = mask.roll(1)
     y[mask] = part * 2
     y[mask] = c[mask][..., :1] * 2  # one number for a row
+    first = torch.ones_like(mask[:1])
+    y[:1][first] = c[:1, 0][first] + 1  # one for all
     return y.sum()
 
 
