@@ -9,6 +9,7 @@ import marshal
 import re
 import sys
 import types
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,6 +29,8 @@ _DESCRIPTORS = (
     types.ClassMethodDescriptorType,
     types.MethodWrapperType,
 )
+_NATIVE = ("cython_function_or_method", "_ArrayFunctionDispatcher")
+"""Classes of functions of libraries in C; each release of Cython has its own."""
 NAMED = (types.FunctionType, functools._lru_cache_wrapper, *_DESCRIPTORS)
 """Of these, and of classes, the name is where they were made."""
 _PROPERTIES = {property, types.DynamicClassAttribute, getattr(enum, "property", property)}
@@ -68,6 +71,8 @@ def content_of(value: object, depth: int = 0) -> str:
         return _of_class(value)
     if cls in _DESCRIPTORS:
         return f"{cls.__name__} {getattr(value, '__qualname__', '')}"
+    if is_native(value):
+        return f"{cls.__name__} {value.__module__} {value.__qualname__}"  # type: ignore[attr-defined]
     if cls is tuple:
         return f"({_of_all(value, depth)})"  # type: ignore[arg-type]
     if isinstance(value, enum.Enum):
@@ -75,6 +80,11 @@ def content_of(value: object, depth: int = 0) -> str:
     if is_constant(value):
         return f"{_name(cls)} {_of_constant(value)}"
     return _of_object(value, cls)
+
+
+def is_native(value: object) -> bool:
+    """Whether a value is a function of a library in C that CPython's own kinds do not tell."""
+    return type(value).__name__ in _NATIVE and type(value).__module__.startswith(("_cython_", "numpy"))
 
 
 def _of_all(values: Iterable[object], depth: int) -> str:
@@ -96,15 +106,25 @@ def _of_function(function: types.FunctionType, depth: int) -> str:
             parts.append(content_of(held, depth + 1))
         else:
             parts.append(_name(type(held)))
-    parts += [f"{name} {vars(function)[name]!r}" for name in sorted(vars(function)) if name.startswith(_MARKS)]
+    marks = [name for name in sorted(vars(function)) if name.startswith(_MARKS) and not name.endswith("_id")]
+    parts += [f"{name} {content_of(vars(function)[name], depth + 1)}" for name in marks]
     return " ".join(parts)
 
 
 def module_of(namespace: Mapping[str, object]) -> str:
     """The name of the module that has this namespace, "" for one that no module has."""
     name = namespace.get("__name__")
-    module = sys.modules.get(name) if type(name) is str else None
-    return str(name) if module is not None and vars(module) is namespace else ""
+    return str(name) if any(vars(module) is namespace for module in modules_called(name)) else ""
+
+
+def modules_called(name: object) -> list[types.ModuleType]:
+    """What `sys.modules` has under a name, and the module behind it where something else stands for that
+    (`torch.backends.cudnn`)."""
+    found = sys.modules.get(name) if type(name) is str else None
+    if type(found) is types.ModuleType or not isinstance(found, types.ModuleType):
+        return [found] if type(found) is types.ModuleType else []
+    behind = (part for part in vars(found).values() if type(part) is types.ModuleType and part.__name__ == name)
+    return [found, *behind]
 
 
 def _of_class(cls: type) -> str:
@@ -126,7 +146,7 @@ def _of_constant(value: object) -> str:
 def _of_object(value: object, cls: type) -> str:
     if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return str(value)
-    if cls is object or cls in LOCK_TYPES or not is_opaque(value):
+    if cls is object or cls in (*LOCK_TYPES, weakref.ReferenceType) or not is_opaque(value):
         return f"a {_name(cls)}"  # what is read of it is guarded
     return _without_addresses(repr(value), value)
 

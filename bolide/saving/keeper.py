@@ -156,12 +156,14 @@ class Keeper:
         index = self.index(self.key(versions))
         if versions.shape is not None and not index:
             self._refuse(versions)
+        values = versions.signature.bound(args, kwargs) if index else ()
         for digest, _ in index:
             found = None if digest in versions.kept else artifacts.find_place((KIND, digest))
             if found is None:
                 continue
             try:
-                saved = self._unpacked(found.payload, codes_of(versions.shape))
+                call = dict(zip(versions.signature.names, values))
+                saved = self._unpacked(found.payload, codes_of(versions.shape), call)
                 entry = self._fitting(versions, found.key.names["record"], saved, args, kwargs)
             except Changed as error:
                 _tell(versions, str(error))
@@ -178,7 +180,7 @@ class Keeper:
             reason, where, remedy, kind = json.loads(payload)
             raise Unsupported(reason, where and UserFrame(*where), remedy, kind)
 
-    def _unpacked(self, payload: bytes, codes: Sequence[types.CodeType]) -> records.Saved:
+    def _unpacked(self, payload: bytes, codes: Sequence[types.CodeType], call: Mapping[str, object]) -> records.Saved:
         """Raises Changed for a record of another program."""
         try:
             data = json.loads(payload)
@@ -186,7 +188,7 @@ class Keeper:
                 raise Changed("a file with the code of a library has changed")
             if calls_marked(data["codes"]):
                 raise Changed("a function that it calls is marked (allow_in_graph, …)")
-            return records.unpack(data, self.root, codes)
+            return records.unpack(data, self.root, codes, call)
         except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
             raise Changed(f"a record makes no sense here: {type(error).__name__}: {error}") from error
 

@@ -3,8 +3,8 @@ earlier ones. A name leads through modules, classes and functions, and runs no c
 
 | row | leads to |
 |---|---|
-| module, name | what `sys.modules` has |
-| globals, name | the namespace of a module |
+| module, name, place | what `sys.modules` has, or what it stands for |
+| globals, row | the namespace of a module |
 | named, row, name | what a module or a class has in its namespace |
 | part, row, name | a part of a function, or of what holds one |
 | cell, row, name | the cell of a variable of a function |
@@ -13,9 +13,12 @@ earlier ones. A name leads through modules, classes and functions, and runs no c
 | root | the compiled function |
 | frame, place | the code of a frame at the point where what was compiled begins |
 | const, row, place | code that is nested in code |
-| class, row | the class of what stands for a module |
+| class, row | the class of what stands for a module, or of a function in C |
 | member, row, name | a member of an enumeration |
-| operator, name, overload | an operator of PyTorch's |
+| base, row, place | a class in the resolution order of another one |
+| at, source | what is found there in the call: a class, a function, or what is compared by identity |
+| computing, text | a function of ours that computes an expression |
+| operator, name, overload; packet, name | an operator of PyTorch's |
 """
 
 from __future__ import annotations
@@ -25,24 +28,33 @@ import enum
 import functools
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
+from bolide.dynamo.machine.numbers import computing, is_of_numbers, text_of
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING, contents_of
-from bolide.saving.contents import NAMED, CannotSave, Value, content_of, module_of
+from bolide.saving.contents import NAMED, CannotSave, Value, content_of, is_native, module_of, modules_called
 
 Row = list[Value]
 
 PARTS = frozenset(
-    ["__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__func__", "fget", "fset", "fdel", "__wrapped__"]
+    ["__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__globals__"]
+    + ["__func__", "fget", "fset", "fdel", "__wrapped__"]
 )
 _HIDDEN = ("types", "_collections_abc")
 """Modules with classes of Python's own that have no names where they say."""
 _HOLDERS = (types.FunctionType, functools._lru_cache_wrapper, staticmethod, classmethod, property)
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 _KEYS = (str, int, bool, type(None))
+_FOUND = (type, types.FunctionType, types.CodeType, weakref.ReferenceType, torch.Tensor, torch.Generator)
+"""What may be named by where a call has it: all else of it is guarded, or part of its content."""
+
+
+_UNKNOWN = ("apply", "drawn")
+"""Sources that only the program's run could tell."""
 
 
 class Changed(Exception):
@@ -55,6 +67,8 @@ class Namer:
 
     def __init__(self, root: types.FunctionType, codes: Sequence[types.CodeType] = ()) -> None:
         self.root, self.codes = root, codes
+        self.places: dict[int, tuple[Source, object]] = {}  # by id: where a call finds an object, as a guard says
+        self.source: Callable[[Source], int] | None = None  # gives the row of a source
         self.rows: list[Row] = []
         self._known: dict[int, tuple[int, object]] = {}
         self._refused: dict[int, tuple[CannotSave, object]] = {}
@@ -81,8 +95,11 @@ class Namer:
 
     def meet_attribute(self, value: object, cls: type, name: str, after: type | None) -> None:
         """Note what looking up a name in a class has found."""
-        for base in cls.__mro__ if after is None else cls.__mro__[cls.__mro__.index(after) + 1 :]:
+        first = 0 if after is None else cls.__mro__.index(after) + 1
+        for place, base in enumerate(cls.__mro__[first:], first):
             if name in vars(base):
+                if base is not cls:
+                    self._note(base, cls, ["base", place])
                 if vars(base)[name] is value:
                     self._note(value, base, ["named", name])
                 break
@@ -119,11 +136,15 @@ class Namer:
 
     def _row(self, value: Value, found: Source | None) -> Row:
         row = self._own_name(value)
+        if type(value) is types.CellType and id(value) not in self._holders:
+            self._own_name(contents_of(value))  # what has taken its name may hold the cell
         if row is None and id(value) in self._holders:
             holder, way, _ = self._holders[id(value)]
             row = [way[0], self.of(holder), *way[1:]]
         if row is None and found is not None:
             row = self._path(found, value)
+        if row is None:
+            row = self._place(value)
         if row is None:
             row = self._searched(value)
         if row is None:
@@ -137,19 +158,25 @@ class Namer:
             return next((["frame", place] for place, code in enumerate(self.codes) if code is value), None)
         if isinstance(value, types.ModuleType):
             own, known = value.__name__, list(sys.modules.items())
-            if sys.modules.get(own) is value:
-                return ["module", own]
-            return next((["module", name] for name, module in known if module is value), None)
+            for place, module in enumerate(modules_called(own)):
+                if module is value:
+                    return ["module", own, place]
+            return next((["module", name, 0] for name, module in known if module is value), None)
         if value is sys.modules:
             return ["named", self.of(sys), "modules"]
         if type(value) is dict:
-            called = module_of(value)
-            return ["globals", called] if called else None
+            called = modules_called(value.get("__name__"))
+            found = (module for module in called if vars(module) is value)
+            return next((["globals", self.of(module)] for module in found), None)
         if isinstance(value, torch._ops.OpOverload):
             return ["operator", value._schema.name, value._overloadname]
+        if isinstance(value, torch._ops.OpOverloadPacket):
+            return ["packet", value._qualified_op_name]
         if isinstance(value, enum.Enum):
             return ["member", self.of(type(value)), value._name_]
-        return self._qualified(value) if isinstance(value, (type, *NAMED)) else None
+        if (text := text_of(value)) is not None:
+            return ["computing", text]
+        return self._qualified(value) if isinstance(value, (type, *NAMED)) or is_native(value) else None
 
     def _qualified(self, value: Value) -> Row | None:
         """By the module and the names that an object says are its own, if they lead to it."""
@@ -158,12 +185,18 @@ class Namer:
         if isinstance(owner, type) and type(name) is str:
             return ["named", self.of(owner), name] if vars(owner).get(name) is value else None
         qualname, place = getattr(value, "__qualname__", None), getattr(value, "__module__", None) or "builtins"
-        at: Value = sys.modules.get(place) if type(place) is str else None
-        if at is None or type(qualname) is not str:
+        if type(qualname) is not str:
             return None
-        if type(at) is value:
-            return ["class", self.of(at)]
         path = qualname.split(".")
+        for module in modules_called(place):
+            if type(module) is value:
+                return ["class", self.of(module)]
+            if (row := self._along(path, module, value)) is not None:
+                return row
+        return None
+
+    def _along(self, path: Sequence[str], at: Value, value: Value) -> Row | None:
+        """By names that lead from a module to an object."""
         holders = []
         for part in path:
             if not isinstance(at, (types.ModuleType, type)):
@@ -192,6 +225,23 @@ class Namer:
                     return ["item", self.of(holder, found.base), found.key]
         return None
 
+    def _place(self, value: object) -> Row | None:
+        """By where the call has it."""
+        source, _ = self.places.pop(id(value), (None, None))
+        return None if source is None or self.source is None else ["at", self.source(source)]
+
+    def has_place(self, value: object) -> bool:
+        """Whether an object has a name by where the call has it."""
+        return id(value) in self.places or id(value) in self._known
+
+    def meet_at(self, source: Source, value: object) -> None:
+        """Note where a call finds an object, or what is in a list or a tuple, as is guarded."""
+        if isinstance(value, (list, tuple)):
+            for place, item in enumerate(value):
+                self.meet_at(Source("item", source, place), item)
+        if isinstance(value, _FOUND) and all(step.kind not in _UNKNOWN for step in source.steps()):
+            self.places.setdefault(id(value), (source, value))
+
     def _reached(self, source: Source) -> Value:
         """What is found at a source, where that is known without a call."""
         match source.kind:
@@ -206,13 +256,18 @@ class Namer:
     def _searched(self, value: Value) -> Row | None:
         """By the module of its class, or one that has been named."""
         modules = [getattr(type(value), "__module__", None), getattr(value, "__module__", None)]
-        modules += [*_HIDDEN, *(row[2] for row in self.rows if row[1] in ("globals", "module"))]
+        modules += [*_HIDDEN, *(row[2] for row in self.rows if row[1] == "module")]
         for name in dict.fromkeys(filter(None, modules)):
             module = sys.modules.get(name) if type(name) is str else None
             for key, item in list(vars(module).items()) if module is not None else ():
                 if item is value:
                     return ["named", self.of(module), key]
         return None
+
+
+def _is_local(cls: type) -> bool:
+    """Whether no module has it under its name."""
+    return "<locals>" in cls.__qualname__
 
 
 def _parts(value: Value) -> Iterator[Row]:
@@ -223,10 +278,16 @@ def _parts(value: Value) -> Iterator[Row]:
         yield from (["part", getattr(value, name), name] for name in ("fget", "fset", "fdel"))
     elif type(value) is types.FunctionType:
         yield ["part", value.__code__, "__code__"]
+        if not module_of(value.__globals__):
+            yield ["part", value.__globals__, "__globals__"]
         cells = zip(value.__code__.co_freevars, value.__closure__ or ())
         yield from (["cell", cell, name] for name, cell in cells)
+    elif is_native(value):
+        yield ["class", type(value)]
     elif type(value) is functools._lru_cache_wrapper:
         yield ["part", value.__wrapped__, "__wrapped__"]
+    elif isinstance(value, type) and _is_local(value):
+        yield from (["base", base, place] for place, base in enumerate(value.__mro__[1:], 1) if _is_local(base))
     elif type(value) is types.CellType:
         held = contents_of(value)
         if type(held) is types.FunctionType:
@@ -236,12 +297,23 @@ def _parts(value: Value) -> Iterator[Row]:
         yield from (["const", part, place] for place, part in nested if type(part) is types.CodeType)
 
 
-def find(rows: Iterable[Row], root: types.FunctionType, codes: Sequence[types.CodeType] = ()) -> list[Value]:
-    """This process's objects of those names. Raises Changed where one is not there, or is another one."""
-    found: list[Value] = []
+def find(
+    rows: Iterable[Row],
+    found: list[Value],
+    root: types.FunctionType,
+    codes: Sequence[types.CodeType],
+    at: Callable[[int], Value],
+) -> None:
+    """This process's objects of those names, which are put into `found`. `at`: what this call has at the source of a
+    row. Raises Changed where one is not there, or is another one."""
+    of_call: list[Value] = []
     for content, kind, *path in rows:
         try:
-            value = _followed(kind, path, found, root, codes)
+            if kind == "at":
+                value = at(path[0])
+                of_call.append(value)
+            else:
+                value = _followed(kind, path, found, root, codes)
         except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
             raise Changed(f"{_told(kind, path)} is not there") from error
         try:
@@ -251,7 +323,10 @@ def find(rows: Iterable[Row], root: types.FunctionType, codes: Sequence[types.Co
         if now != content:
             raise Changed(f"{_told(kind, path)} has changed")
         found.append(value)
-    return found
+    if of_call:
+        times = collections.Counter(map(id, found))
+        if any(times[id(value)] > 1 for value in of_call):
+            raise Changed("two objects of the program are one here")
 
 
 def _followed(
@@ -262,10 +337,12 @@ def _followed(
     codes: Sequence[types.CodeType],
 ) -> Value:
     match kind, *path:
-        case "module", name:
+        case "module", name, 0:
             return sys.modules[name]
-        case "globals", name:
-            return vars(sys.modules[name])
+        case "module", name, place:
+            return modules_called(name)[place]
+        case "globals", row if isinstance(found[row], types.ModuleType):
+            return vars(found[row])
         case "named", row, name:
             holder = found[row]
             if not isinstance(holder, (types.ModuleType, type)):
@@ -281,6 +358,8 @@ def _followed(
             return found[row].cell_contents
         case "member", row, name:
             return found[row]._member_map_[name]
+        case "base", row, place:
+            return found[row].__mro__[place]
         case "item", row, key:
             if type(found[row]) not in _MAPPINGS:
                 raise TypeError(key)
@@ -293,10 +372,18 @@ def _followed(
             return type(found[row])
         case "const", row, place:
             return found[row].co_consts[place]
+        case "computing", text if is_of_numbers(text):
+            return computing(text)
         case "operator", name, overload:
-            namespace, _, packet = name.partition("::")
-            return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+            return getattr(_packet(name), overload or "default")
+        case "packet", name:
+            return _packet(name)
     raise ValueError(kind)
+
+
+def _packet(name: str) -> Value:
+    namespace, _, packet = name.partition("::")
+    return getattr(getattr(torch.ops, namespace), packet)
 
 
 def _told(kind: str, path: Sequence[Value]) -> str:

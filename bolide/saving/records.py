@@ -23,6 +23,7 @@ from bolide.saving import graphs
 from bolide.saving.contents import CannotSave, Value
 from bolide.saving.environment import files_of, places_of
 from bolide.saving.names import Namer, find
+from bolide.saving.reached import reached
 from bolide.saving.sizes import pack_sizes
 from bolide.saving.values import Reader, Writer, packed_tensor, unpacked_tensor
 from bolide.support.errors import UserFrame
@@ -121,7 +122,9 @@ def _meet(namer: Namer, guards: Sequence[Guard], replay: Replay) -> None:
             namer.meet(source.obj)
             source = source.base
     for guard in guards:
-        if guard.kind == "is":
+        if guard.kind in ("is", "type", "equals") and guard.source is not None:
+            at = Source("type", guard.source, None) if guard.kind == "type" else guard.source
+            namer.meet_at(at, guard.expected)
             namer.meet(guard.expected)
         elif guard.kind == "class_attr" and guard.source is not None and isinstance(guard.source.obj, type):
             found = guard.expected
@@ -181,6 +184,8 @@ def _trusted(writer: Writer, captured: Captured) -> list[Value]:
 def _told(writer: Writer, source: Source, value: object) -> tuple[str, Value]:
     if isinstance(value, type):
         return "is", ["object", writer.namer.of(value, source)]
+    if type(value) is types.MethodWrapperType:  # made anew whenever it is read
+        return "type", ["object", writer.namer.of(types.MethodWrapperType)]
     try:
         return "equals", writer.value(value, source)
     except CannotSave as error:
@@ -274,11 +279,21 @@ def _met(writer: Writer, met: Mapping[Source, tuple[Value, ...]]) -> list[Value]
     return rows
 
 
-def unpack(data: Mapping[str, Value], root: types.FunctionType, codes: Sequence[types.CodeType]) -> Saved:
-    """The record in this process. Raises Changed where it is not for this program."""
+def unpack(
+    data: Mapping[str, Value], root: types.FunctionType, codes: Sequence[types.CodeType], call: Mapping[str, object]
+) -> Saved:
+    """The record in this process, for a call, whose values are by the names of its parameters. Raises Changed where it
+    is not for this program."""
     for name, overload in data.get("operators", ()):
         graphs.operator_of(name, overload)
-    reader = Reader(find(data["objects"], root, codes), data["frames"])
+    objects: list[Value] = []
+    reader = Reader(objects, data["frames"])
+
+    def at(row: int) -> Value:
+        reader.read_sources(data["sources"], row + 1)
+        return reached(reader.sources[row], call)
+
+    find(data["objects"], objects, root, codes, at)
     reader.read_sources(data["sources"])
     reader.read_recipes(data["recipes"])
     sources, frames, value = reader.sources, reader.frames, reader.value

@@ -88,6 +88,7 @@ class Writer:
 
     def __init__(self, namer: Namer) -> None:
         self.namer = namer
+        namer.source = namer.source or self.source
         self.sources: list[Value] = []
         self.recipes: list[Value] = []
         self.frames: list[Value] = []
@@ -142,7 +143,7 @@ class Writer:
             raise CannotSave("a graph has numbers that are made of sizes")
         if cls is Shape:
             return ["shape", *pack_shape(value, self.namer, self.value)]
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and not self.namer.has_place(value):
             raise CannotSave("a tensor is held by what was captured")
         return ["object", self.namer.of(value, found)]
 
@@ -195,10 +196,10 @@ class Reader:
         self.recipes: list[Recipe] = []
         self.shapes = ShapeEnv()
 
-    def read_sources(self, rows: Sequence[Value]) -> None:
-        """The sources, each made of earlier ones."""
+    def read_sources(self, rows: Sequence[Value], end: int | None = None) -> None:
+        """The sources that are not read yet, each made of earlier ones; up to the row `end`."""
         made, objects, value = self.sources, self.objects, self.value
-        for kind, base, key, obj in rows:
+        for kind, base, key, obj in rows[len(made) : end]:
             held = None if obj is None else objects[obj]
             if kind == "global":
                 key = id(held), key

@@ -67,7 +67,20 @@ def computing(text: str) -> Callable[[Number], Number | None]:
         return value if is_number(value) else None
 
     derived.__name__ = name
+    derived._bolide_text = text  # type: ignore[attr-defined]
     return derived
+
+
+def text_of(function: object) -> str | None:
+    """The expression that a function of `computing` computes; None for other functions."""
+    return vars(function).get("_bolide_text") if type(function) is types.FunctionType else None
+
+
+def is_of_numbers(text: str) -> bool:
+    """Whether an expression reads nothing but `n`, constants and functions of numbers."""
+    code = compile(text, "", "eval")
+    known = {"n", "math", "min", "max", "round", "pow", "divmod", *vars(math)}
+    return known.issuperset(code.co_names) and not any(type(part) is types.CodeType for part in code.co_consts)
 
 
 def derived(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any] | None) -> Any:

@@ -3,6 +3,7 @@ loops over data, and with objects that need names."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import enum
 import functools
@@ -10,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -244,6 +246,36 @@ def cached(x: torch.Tensor) -> torch.Tensor:
     return x * _doubled(3)
 
 
+def _made_here() -> type[nn.Module]:
+    class Base(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.act(x) * OFFSET
+
+        def act(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin()
+
+    class Derived(Base):
+        def act(self, x: torch.Tensor) -> torch.Tensor:
+            return super().act(x) + 1
+
+    return Derived
+
+
+def _with_named_tuples() -> Callable[[torch.Tensor], torch.Tensor]:
+    pair = collections.namedtuple("pair", "first second")
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        both = pair(x.sin(), second=x.cos())
+        return both.first + both.second * len(both)
+
+    return function
+
+
+def drawing_arrays(x: torch.Tensor) -> torch.Tensor:
+    np.random.seed(3)
+    return x * np.random.rand() + torch.from_numpy(np.random.rand(4)).float() * np.random.randint(1, 5)
+
+
 BODIES: dict[str, Callable[[torch.Tensor], Any] | type[nn.Module]] = {
     "print": printed,
     "one after the other": one_after_the_other,
@@ -271,4 +303,7 @@ BODIES: dict[str, Callable[[torch.Tensor], Any] | type[nn.Module]] = {
     "random numbers of Python's": drawing,
     "import inside": importing,
     "cached function": cached,
+    "local classes": _made_here(),
+    "named tuple": _with_named_tuples(),
+    "random numbers of NumPy's": drawing_arrays,
 }

@@ -213,6 +213,34 @@ def with_dropout() -> None:
     assert set((first / x).round(decimals=4).tolist()) == {0.0, 2.0}
 
 
+def of_optimizer(make: Callable[..., torch.optim.Optimizer], **schedule: int) -> None:
+    """Whole steps of training: parameters are compared by identity, as keys of the optimizer's state."""
+    told = []
+    for wrap in (lambda step: step, bolide.compile):
+        torch.manual_seed(3)
+        module = nn.Linear(8, 4)
+        optimizer = make(module.parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, **schedule) if schedule else None
+        step = wrap(stepping(module, optimizer))
+        for x in torch.randn(3, 5, 8):
+            told.append(step(x))
+            if scheduler is not None:
+                scheduler.step()
+        told += [p.detach() for p in module.parameters()]
+    same(told[: len(told) // 2], told[len(told) // 2 :])
+
+
+def stepping(module: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], torch.Tensor]:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = module(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()  # type: ignore[no-any-return]
+
+    return step
+
+
 def breaking(program: Callable[[torch.Tensor], Any] | type[nn.Module], train: bool) -> None:
     """A program with breaks: no part of it is captured."""
     function = program() if isinstance(program, type) else program
@@ -247,6 +275,9 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "sizes, missing gradients": functools.partial(missing_gradients, 5, 6),
     "dropout": with_dropout,
     "repeated statistics": lambda: one(nn.InstanceNorm1d(4, track_running_stats=True), plain(2, 4, 6, grad=True)),
+    "momentum": functools.partial(of_optimizer, functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
+    "AdamW": functools.partial(of_optimizer, torch.optim.AdamW),
+    "a schedule": functools.partial(of_optimizer, torch.optim.Adam, step_size=2),
     "edited": lambda: one(importlib.import_module("edited").body, plain(4)),
     "inlined": lambda: one(importlib.import_module("edited").outer, plain(4)),
     "behind a break": lambda: one(importlib.import_module("edited").broken, plain(4)),

@@ -299,16 +299,19 @@ def test_what_cannot_be_saved_is_named(cache: Path) -> None:
     class Local:
         gain = 2.0
 
+    held = Local()
+    table = {held: 2.0}
+
     def by_local(x: torch.Tensor, o: Any) -> torch.Tensor:
-        return x * o.gain
+        return x * table[o]
 
     compiled = bolide.compile(by_local)
     with pytest.raises(
         BolideError, match=r"by_local cannot be saved: nothing of it is compiled yet\n  at: (?s:.*)remedy"
     ):
         bolide.save_compiled(compiled, cache / "file")
-    compiled(torch.randn(3), Local())
-    match = r"(?s)by_local cannot be saved: the class .*Local has no name .*at: File .*\n    def by_local.*remedy"
+    compiled(torch.randn(3), held)
+    match = r"(?s)by_local cannot be saved: a .*Local has no name .*at: File .*\n    return x .*remedy"
     with pytest.raises(BolideError, match=match):
         bolide.save_compiled(compiled, cache / "file")
     assert not (cache / "file").exists()
@@ -316,6 +319,22 @@ def test_what_cannot_be_saved_is_named(cache: Path) -> None:
         bolide.save_compiled(by_local, cache / "file")
     with pytest.raises(BolideError, match=r"its backend keeps no graphs(?s:.*)remedy"):
         bolide.save_compiled(bolide.compile(by_local, backend="eager"), cache / "file")
+
+
+def by_keys(x: torch.Tensor, table: dict[torch.Tensor, float], keys: list[torch.Tensor]) -> torch.Tensor:
+    return x * table[keys[0]] - table[keys[1]]
+
+
+def test_objects_by_identity_are_found_where_a_call_has_them(cache: Path, captures: list[str]) -> None:
+    x, wanted = torch.randn(3), []
+    for same in (False, False, True):
+        bolide.reset()  # as a new process, but for the cache on disk
+        keys = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+        table = {key: float(place + 2) for place, key in enumerate(keys)}
+        given = [keys[0], keys[0] if same else keys[1]]
+        torch.testing.assert_close(bolide.compile(by_keys)(x, table, given), by_keys(x, table, given))
+        wanted.append(len(captures))
+    assert wanted == [1, 1, 2]
 
 
 def in_order(x: torch.Tensor) -> torch.Tensor:
