@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -124,6 +125,8 @@ def _parts_of(fn: object) -> tuple[Dispatcher, Keeper]:
     call: Value = fn._bolide_call if type(fn).__mro__[1:2] == (CompiledModule,) else fn  # type: ignore[attr-defined]
     if isinstance(call, types.MethodType):
         call = call.__func__
+    if type(call) is functools.partial:  # of an object that is called
+        call = call.func
     dispatcher = getattr(call, "_bolide", None)
     if not isinstance(dispatcher, Dispatcher):
         raise BolideError(f"{fn!r} is not a compiled function: it is what bolide.compile gives that can be saved")

@@ -3,6 +3,7 @@ something has."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -381,6 +382,28 @@ def test_what_is_of_this_process_is_not_saved(
     captures.clear()
     bolide.compile(function)(x)
     assert captures
+
+
+class Called:
+    def __init__(self, gain: float) -> None:
+        self.gain = gain
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * self.gain
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Called(3.0), lambda: functools.partial(scaled, k=5), lambda: torch.nn.functional.pairwise_distance]
+)
+def test_objects_that_are_called_are_saved(cache: Path, captures: list[str], make: Callable[[], Any]) -> None:
+    args = (torch.randn(3, 4), torch.randn(3, 4)) if "pairwise" in repr(make()) else (torch.randn(3, 4),)
+    compiled = bolide.compile(make())
+    compiled(*args)
+    bolide.save_compiled(compiled, cache / "file")
+    bolide.reset()  # as a new process, but for the cache on disk
+    captures.clear()
+    torch.testing.assert_close(bolide.load_compiled(cache / "file", make())(*args), make()(*args))
+    assert not captures
 
 
 def test_files_for_something_else_are_refused(cache: Path) -> None:
