@@ -13,7 +13,7 @@ earlier ones. A name leads through modules, classes and functions, and runs no c
 | root | the compiled function |
 | frame, place | the code of a frame at the point where what was compiled begins |
 | const, row, place | code that is nested in code |
-| class, row | the class of what stands for a module, or of a function in C |
+| class, row | the class of what stands for a module, or of a function in C; a metaclass |
 | member, row, name | a member of an enumeration |
 | base, row, place | a class in the resolution order of another one |
 | at, source | what is found there in the call: a class, a function, or what is compared by identity |
@@ -286,7 +286,9 @@ def _parts(value: Value) -> Iterator[Row]:
         yield ["class", type(value)]
     elif type(value) is functools._lru_cache_wrapper:
         yield ["part", value.__wrapped__, "__wrapped__"]
-    elif isinstance(value, type) and _is_local(value):
+    elif isinstance(value, type):
+        if type(value) is not type:
+            yield ["class", type(value)]
         yield from (["base", base, place] for place, base in enumerate(value.__mro__[1:], 1) if _is_local(base))
     elif type(value) is types.CellType:
         held = contents_of(value)

@@ -44,6 +44,7 @@ from bolide.tracing.numbers.scalars import TracedFloat
 Number = int | float
 _INT64 = torch.iinfo(torch.int64)
 _NAMES = {"math": math, "__builtins__": {"min": min, "max": max, "round": round, "pow": pow, "divmod": divmod}}
+_HEAD = "(lambda n: "
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
@@ -56,7 +57,7 @@ def is_number(value: object) -> bool:
 def computing(text: str) -> Callable[[Number], Number | None]:
     """The function that computes an expression over `n`: an integer of 64 bits or a float; None for anything else, and
     where Python raises: then the program has to be captured anew."""
-    name = f"(lambda n: {text})"
+    name = f"{_HEAD}{text})"
     compute = eval(name, dict(_NAMES))
 
     def derived(n: Number) -> Number | None:
@@ -67,13 +68,13 @@ def computing(text: str) -> Callable[[Number], Number | None]:
         return value if is_number(value) else None
 
     derived.__name__ = name
-    derived._bolide_text = text  # type: ignore[attr-defined]
     return derived
 
 
 def text_of(function: object) -> str | None:
     """The expression that a function of `computing` computes; None for other functions."""
-    return vars(function).get("_bolide_text") if type(function) is types.FunctionType else None
+    is_ours = type(function) is types.FunctionType and function.__code__ in computing.__wrapped__.__code__.co_consts
+    return function.__name__[len(_HEAD) : -1] if is_ours else None  # type: ignore[attr-defined]
 
 
 def is_of_numbers(text: str) -> bool:

@@ -293,6 +293,27 @@ def associative_scan_operator(combine_fn: Program, xs: Tensors, additional_input
     return associative_scan(lambda a, b: list(combine_fn(*a, *b, *additional_inputs)), list(xs), 0)
 
 
+def untie(module: torch.nn.Module, parameters_and_buffers: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`torch.nn.utils.stateless._untie_named_tensors_map`, which goes through sets of names, in the module's order."""
+    tied: dict[torch.Tensor, list[str]] = {}
+    for named in (module.named_parameters, module.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            tied.setdefault(tensor, []).append(name)
+    untied = parameters_and_buffers.copy()
+    for names in tied.values():
+        given = [name for name in names if name in parameters_and_buffers] if len(names) > 1 else []
+        if len(given) > 1 and any(
+            parameters_and_buffers[name] is not parameters_and_buffers[given[0]] for name in names
+        ):
+            raise ValueError(
+                f"functional_call got multiple values for keys {sorted(names)}, which are tied. Consider using "
+                "tie_weights=False"
+            )
+        for name in given:
+            untied.update(dict.fromkeys(names, parameters_and_buffers[name]))
+    return untied
+
+
 def call_with(
     function: Program, args: Sequence[object], kwargs: dict[str, object] | None = None, hints: object = None
 ) -> object:

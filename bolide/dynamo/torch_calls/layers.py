@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.utils import stateless
 from torch.optim import adagrad, adam, optimizer, sgd
 
 from bolide.dynamo.library.handlers import Args, Kwargs, answers, by_polyfill, intercept_table
@@ -88,7 +89,7 @@ def _tensor_split(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 _FORWARD = torch.nn.TransformerEncoder.forward
 
 
-by_polyfill({_FORWARD: "encode"})
+by_polyfill({_FORWARD: "encode", stateless._untie_named_tensors_map: "untie"})
 
 
 @intercept(torch_functions.encode_plainly)

@@ -276,6 +276,19 @@ def drawing_arrays(x: torch.Tensor) -> torch.Tensor:
     return x * np.random.rand() + torch.from_numpy(np.random.rand(4)).float() * np.random.randint(1, 5)
 
 
+class Adapted(nn.Module):
+    """Calls a layer with parameters of its own, of which two are tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.layers[1].weight = self.layers[0].weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = {name: value * 2 for name, value in self.layers.named_parameters()}
+        return torch.func.functional_call(self.layers, given, (x,))
+
+
 BODIES: dict[str, Callable[[torch.Tensor], Any] | type[nn.Module]] = {
     "print": printed,
     "one after the other": one_after_the_other,
@@ -303,6 +316,7 @@ BODIES: dict[str, Callable[[torch.Tensor], Any] | type[nn.Module]] = {
     "random numbers of Python's": drawing,
     "import inside": importing,
     "cached function": cached,
+    "functional_call": Adapted,
     "local classes": _made_here(),
     "named tuple": _with_named_tuples(),
     "random numbers of NumPy's": drawing_arrays,

@@ -330,7 +330,7 @@ def test_objects_by_identity_are_found_where_a_call_has_them(cache: Path, captur
     x, wanted = torch.randn(3), []
     for same in (False, False, True):
         bolide.reset()  # as a new process, but for the cache on disk
-        keys = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+        keys: list[torch.Tensor] = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
         table = {key: float(place + 2) for place, key in enumerate(keys)}
         given = [keys[0], keys[0] if same else keys[1]]
         torch.testing.assert_close(bolide.compile(by_keys)(x, table, given), by_keys(x, table, given))
