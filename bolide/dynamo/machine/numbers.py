@@ -246,7 +246,7 @@ def _operand(vm: Machine, operand: object) -> Recipe:
     return Recipe("size", operand.node.expr, tuple(Recipe("source", source) for _, source in symbols))
 
 
-def _bound(vm: Machine, value: torch.SymInt, operands: list[Any], inclusive: bool) -> None:
+def _bound(vm: Machine, value: torch.SymInt, operands: list[int | torch.SymInt], inclusive: bool) -> None:
     """Note between what bounds an integer is drawn."""
     first, end = operands if len(operands) == 2 else (0, operands[0])
     if len(operands) < 3:
@@ -259,7 +259,7 @@ _INTEGERS = ("randint", "randrange")
 _UNIT = ("random", "rand", "random_sample")
 
 
-def _range(name: str, operands: list[Any]) -> tuple[float, float] | None:
+def _range(name: str, operands: list[float]) -> tuple[float, float] | None:
     """The least and the largest number that a function draws, if that is known: layers that are dropped with
     probability 0 never are."""
     if name in _UNIT and not operands:
