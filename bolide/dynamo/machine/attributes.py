@@ -345,9 +345,14 @@ def _class_method(method: Any, cls: type) -> Any:
 
 
 def _is_written(vm: Machine, cls: type, name: str) -> bool:
-    """Whether the program has assigned or deleted an attribute of a class, or of one of its bases."""
+    """Whether the program has assigned or deleted what a class has under this name, itself or from its bases."""
     written = vm.world.classes.written
-    return bool(written) and any(base in written and name in written[base].known for base in cls.__mro__)
+    for base in cls.__mro__ if written else ():
+        if base in written and name in written[base].known:
+            return True
+        if name in vars(base):
+            return False
+    return False
 
 
 def _of_metaclass(vm: Machine, owner: type, name: str, member: object) -> object:

@@ -159,6 +159,8 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
     method = vm.world.classes.python_method(seen, "__getitem__")
     if method is not None:
         return Call(method, [owner, key])
+    if isinstance(owner, type) and (method := _class_item(vm, owner)) is not None:
+        return Call(method, [owner, key])
     if cls is Outside:
         if owner.contents is not None:
             return get_item(vm, owner.contents, key)
@@ -181,6 +183,13 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
     if call := by_index(vm, operator.getitem, owner, key):
         return call
     return _item(owner, key if knows_symbols(owner) else as_key(vm, key))
+
+
+def _class_item(vm: Machine, owner: type) -> types.FunctionType | None:
+    """A class's own `__class_getitem__`, if the program has it (that of `typing` is not looked into)."""
+    method = vm.world.classes.lookup(owner, "__class_getitem__")
+    function = method.__func__ if type(method) is classmethod else method
+    return function if type(function) is types.FunctionType and function.__module__ != "typing" else None
 
 
 def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Call | None:

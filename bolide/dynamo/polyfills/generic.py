@@ -12,13 +12,15 @@ import operator
 import sys
 from typing import Any
 
+_SEQUENCES = (list, tuple, str, bytes, bytearray, collections.deque)
 
-def is_lazy(value: Any) -> Any:
+
+def is_lazy(value: object) -> bool:
     """Whether iterating over `value` runs code that has to be interpreted (primitive)."""
     return False
 
 
-def is_stored(value: Any) -> Any:
+def is_stored(value: object) -> bool:
     """Whether a dict is copied with the items that are stored in it, whatever methods its class has (primitive)."""
     return isinstance(value, dict) and type(value).__iter__ is dict.__iter__
 
@@ -320,15 +322,21 @@ def unequal(left: Any, right: Any) -> Any:
     return not left == right if result is NotImplemented else result  # noqa: SIM201
 
 
+def _repeats_by_no_number(sequence: type, other: type, symbol: str) -> bool:
+    return sequence in _SEQUENCES and symbol in ("*", "*=") and not hasattr(other, "__index__")
+
+
 def binary(left: Any, right: Any, in_place: Any, forward: Any, reflected: Any, symbol: Any) -> Any:
     """An arithmetic operator by its special methods."""
     a, b = type(left), type(right)
     first, then = hasattr(a, forward), a is not b and hasattr(b, reflected)
-    if then and a in (list, tuple, str, bytes, bytearray, collections.deque):
+    if then and a in _SEQUENCES:
         result = getattr(b, reflected)(right, left)  # sequences concatenate and repeat only when nobody else can
         if result is not NotImplemented:
             return result
         then = False
+    if _repeats_by_no_number(a, b, symbol):
+        raise TypeError(f"can't multiply sequence by non-int of type '{b.__name__}'")
     if in_place is not None and hasattr(a, in_place):
         result = getattr(a, in_place)(left, right)
         if result is not NotImplemented:
@@ -342,6 +350,9 @@ def binary(left: Any, right: Any, in_place: Any, forward: Any, reflected: Any, s
         result = getattr(a, forward)(left, right)
         if result is not NotImplemented:
             return result
+    then = then and not (b in _SEQUENCES and symbol == "*=")  # a sequence on the right is repeated by `*` only
+    if then and _repeats_by_no_number(b, a, symbol):
+        raise TypeError(f"can't multiply sequence by non-int of type '{a.__name__}'")
     if then:
         result = getattr(b, reflected)(right, left)
         if result is not NotImplemented:

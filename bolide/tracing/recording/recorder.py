@@ -92,6 +92,7 @@ class Recorder(abc.ABC):
 
     def __init__(self) -> None:
         self.graph: torch.fx.Graph = Graph()
+        self.default_dtype = torch.get_default_dtype()  # the graph runs under it
         self.inputs: list[TracedTensor] = []
         self.leaves: list[TracedTensor] = []
         self.renewed: list[TracedTensor] = []
@@ -349,6 +350,8 @@ class Recorder(abc.ABC):
     def call(self, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Record one operation on nodes: its result's node, or a list of them (None where there is no tensor)."""
         value = infer(func, args, kwargs, self.shapes if self.shapes.hints else None)
+        if torch.get_default_dtype() is not self.default_dtype:
+            args, kwargs = _named(self.call, func, args, kwargs, value)
         node = self.graph.create_node("call_function", func, args, kwargs, _name(func))
         if self.derivation.running:
             self.where = self._line_derived()
@@ -636,3 +639,32 @@ def _same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) ->
     if same_sizes(a, b):
         return True
     return any(map(is_zero, shape)) or all(is_one(size) or same_size(x, y) for size, x, y in zip(shape, a, b))
+
+
+def _named(
+    call: Callable[..., object],
+    func: OpOverload,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    value: object,
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """What a graph that runs under another default dtype than the present one records: arguments with which
+    `func` gives `value` (a meta) under any, by a `dtype` or by numbers of the present one in place of integers. Returns
+    new `args` and `kwargs`; `call` records conversions."""
+    if type(value) is not TensorMeta or not (value.dtype.is_floating_point or value.dtype.is_complex):
+        return args, kwargs
+    metas = [arg.meta["val"] for arg in args if type(arg) is torch.fx.Node]
+    if any(meta.dtype.is_floating_point or meta.dtype.is_complex for meta in metas if type(meta) is TensorMeta):
+        return args, kwargs
+    choice = next((argument for argument in func._schema.arguments if argument.name == "dtype"), None)
+    if choice is None:
+        return tuple(_converted(call, arg) for arg in args), kwargs
+    if choice.kwarg_only and kwargs.get("dtype") is None:
+        return args, {**kwargs, "dtype": value.dtype}
+    return args, kwargs
+
+
+def _converted(call: Callable[..., object], arg: object) -> object:
+    if type(arg) is not torch.fx.Node or type(arg.meta["val"]) is not TensorMeta:
+        return arg
+    return call(torch.ops.aten._to_copy.default, arg, dtype=torch.get_default_dtype())

@@ -292,6 +292,41 @@ def enums(x, c, i):
         c.value, isinstance(c, Color), len(Color), {c: 1}[c], str(c), repr(c), f'{i}', hash(c) == hash(c),
         Color.__members__['RED'], c in Color, [1, 2, 3][i], x[i], i.name, type(i), sorted([IE.B, IE.A]), range(i),
         SE.X + 'y', f'{SE.X}', max(IE))
+@fresh(T, sizes=(3, 5, 4, 6))
+def class_items():
+    class Made:
+        count = 0
+        def __new__(cls, *args):
+            cls.count += 1
+            return super().__new__(cls)
+        def __init__(self, v):
+            self.v = v
+        def __class_getitem__(cls, i):
+            return cls(i * 2)
+    class Sub(Made):
+        pass
+
+    def f(x):
+        first = Made(1)
+        return first.v, Made.count, Made[x].v, Sub[3].v, Made.count, Sub.count
+    return f
+@case(T)
+def repeated_by_no_number(x):
+    class Declines:
+        def __mul__(self, other):
+            return NotImplemented
+        __rmul__ = __mul__
+    said = []
+    for a, b in ((Declines(), 'ab'), ([1], Declines()), (Declines(), (1,)), (Declines(), 2), (b'a', Declines())):
+        try:
+            a * b
+        except TypeError as error:
+            said.append(str(error))
+        try:
+            a *= b
+        except TypeError as error:
+            said.append(str(error))
+    return x * 2, said
 @fresh(T)
 def classes():
     Base.count = 0

@@ -189,3 +189,35 @@ def test_flags_of_backends_are_read_and_guarded(flag: tuple[Any, str]) -> None:
             assert torch.equal(compiled(x), fn(x))
     finally:
         setattr(owner, name, before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_results_have_the_default_dtype_that_the_program_has_chosen(backend: str) -> None:
+    def fn(x: torch.Tensor, i: torch.Tensor) -> list[torch.Tensor]:
+        torch.set_default_dtype(torch.float64)
+        made = [torch.arange(3.0), torch.arange(0, x.shape[0], 0.5), torch.linspace(0, 1, 3), torch.eye(2)]
+        made += [
+            i / 3,
+            i * 1.5,
+            i**0.5,
+            i.sin(),
+            torch.atan2(i, i),
+            (i > 1) * 0.5,
+            i * 1j,
+            torch.where(i > 1, 1.0, 2.0),
+        ]
+        made += [
+            torch.hann_window(3),
+            torch.full((2,), 1j),
+            x + torch.ones(1),
+            i.float().mean(),
+            i.sigmoid() @ i.sqrt(),
+        ]
+        torch.set_default_dtype(torch.float32)
+        return [*made, i / 3, torch.arange(2.0)]
+
+    compiled = bolide.compile(fn, backend=backend)
+    for size in (3, 5, 4):
+        x, i = torch.randn(size, requires_grad=True), torch.arange(size)
+        for want, found in zip(fn(x, i), compiled(x, i), strict=True):
+            torch.testing.assert_close(found, want)
