@@ -302,7 +302,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     device = FakeDevice()
     monkeypatch.setitem(recorder.DEVICES, "cpu", lambda: device)
     monkeypatch.setattr(compiled_graph, "binder", binder)
-    monkeypatch.setattr(driver, "_empty_strided_cpu", lambda *shape: torch.empty_strided(*shape[:2], dtype=shape[2]))
+    monkeypatch.setattr(driver, "_empty_on", lambda _: lambda *shape: torch.empty_strided(*shape[:2], dtype=shape[2]))
     recorder.forest.clear()
     with config.patch(native_after=0):
         yield device
