@@ -26,6 +26,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import importlib
 import sys
 import types
 import weakref
@@ -340,6 +341,8 @@ def _followed(
 ) -> Value:
     match kind, *path:
         case "module", name, 0:
+            if name.startswith("torch."):
+                importlib.import_module(name)  # as the program does, which changes lists of torch
             return sys.modules[name]
         case "module", name, place:
             return modules_called(name)[place]
