@@ -69,7 +69,7 @@ RARE += ("bolide.debug.record", "bolide.tracing.called.ordinary", "bolide.tracin
 RARE += ("bolide.aot", "bolide.saving", "bolide.tracing.called.loops")
 RARE += ("bolide.exporting.graphs", "bolide.exporting.shapes", "bolide.dynamo.torch_calls.attention")
 RARE += ("bolide.dynamo.guards.advice", "bolide.inductor.codegen.functions")
-RARE += ("bolide.inductor.cudagraphs",)
+RARE += ("bolide.inductor.cudagraphs", "bolide.inductor.outline")
 RARE += ("bolide.inductor.codegen.cuda", "bolide.inductor.runtime.cuda", "bolide.inductor.schedule.calls.transfers")
 SECOND = ("bolide.inductor.runtime.native",)
 """What a graph needs only when it has run some times."""

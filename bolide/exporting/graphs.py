@@ -52,7 +52,7 @@ class Call:
     parameters of `function` that were given, but for what is exported itself.
     """
 
-    function: Any
+    function: Value
     args: tuple[object, ...]
     kwargs: dict[str, object]
     given: tuple[object, ...]
@@ -210,7 +210,7 @@ def _state_assertions(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-_RELATIONS: dict[Any, Any] = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge}
+_RELATIONS: dict[Value, Value] = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge}
 
 
 # ---- the signature ---------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def with_signature(
     leaves, in_spec = pytree.tree_flatten((call.given, call.kwargs))
     graph = fx.Graph()
     slots = [graph.placeholder(f"arg{position}") for position in range(len(leaves))]
-    attributes: dict[str, Any] = constants_of(flat)
+    attributes: dict[str, Value] = constants_of(flat)
     place = {id(leaf): slot for leaf, slot in zip(leaves, slots) if isinstance(leaf, torch.Tensor)}
     for leaf, slot in zip(leaves, slots):
         if isinstance(leaf, torch.Tensor):
@@ -336,7 +336,7 @@ def _refuse_opaque(call: Call, source: Source) -> None:
         raise Unsupported(reason, None, f"{_REGISTER}, or pass the tensor", kind="input")
 
 
-def _constant(value: object, place: Mapping[int, fx.Node]) -> Any:
+def _constant(value: object, place: Mapping[int, fx.Node]) -> Value:
     """A leaf of the result that the graph does not compute."""
     if id(value) in place:
         return place[id(value)]

@@ -168,7 +168,7 @@ def plan_graph(
     with timed(seconds, "lower"):
         # gradients may be one tensor, as eager's are
         constants: dict[str, torch.Tensor] = {}
-        program = lower(gm, () if info.kind == "backward" else info.visible_outputs, constants, machine)
+        program = lower(_outlined(gm), () if info.kind == "backward" else info.visible_outputs, constants, machine)
     names = _argument_names(gm)
     static = [names[position] for position in info.static_inputs]
     told = program.size_vars.keys() - _data(gm)
@@ -178,6 +178,15 @@ def plan_graph(
     seconds.update(scheduled.seconds)
     _record_layouts(gm, scheduled.strides)
     return Planned(scheduled, constants, known)
+
+
+def _outlined(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph with calls of one graph for the regions that are alike, which few programs have."""
+    if not any("nested" in node.meta for node in gm.graph.nodes):
+        return gm
+    from bolide.inductor import outline
+
+    return outline.outlined(gm)
 
 
 def compile_graph(

@@ -164,11 +164,12 @@ def _check_signatures(original_fn: Callable[..., Any], traceable_fn: Callable[..
 
 
 def nested_compile_region(fn: T) -> T:
-    """Says that `fn` is called often, with equal graphs. Such calls need no mark here: equal kernels are compiled once
-    anyway. Returns `fn`.
+    """Says that `fn` is called often, with equal graphs, for which code is generated once: it is marked as by torch's
+    function of this name. Returns what stands for it. Raises TypeError for what is no function.
     """
     _check(fn)
-    return fn
+    marked: T = torch.compiler.nested_compile_region(fn)
+    return marked
 
 
 def disallow_in_graph(fn: Any) -> Any:

@@ -314,6 +314,23 @@ def untie(module: torch.nn.Module, parameters_and_buffers: dict[str, torch.Tenso
     return untied
 
 
+def begin_nested() -> None:
+    """Answered by an intercept (`torch_calls.control`)."""
+
+
+def end_nested() -> None:
+    """Answered by an intercept (`torch_calls.control`)."""
+
+
+def nested(function: Program, args: Sequence[object], kwargs: dict[str, object]) -> object:
+    """What `torch.compiler.nested_compile_region` has marked."""
+    begin_nested()
+    try:
+        return function(*args, **kwargs)
+    finally:
+        end_nested()
+
+
 def call_with(
     function: Program, args: Sequence[object], kwargs: dict[str, object] | None = None, hints: object = None
 ) -> object:

@@ -361,8 +361,20 @@ answers(strict_mode)(lambda vm, callable, operands: Call(torch_functions.call_wi
 
 @answers(invoke_subgraph_placeholder)
 def _region(vm: Machine, func: object, *args: object, **kwargs: object) -> Call:
-    """What `torch.compiler.nested_compile_region` has marked is called: equal kernels are compiled once anyway."""
-    return Call(func, [*args], kwargs)
+    """What `torch.compiler.nested_compile_region` has marked is called. The operations of a call are marked, so that
+    code is generated once for calls that are alike."""
+    return Call(torch_functions.nested, [func, args, kwargs])
+
+
+@answers(torch_functions.begin_nested)
+def _begin(vm: Machine) -> None:
+    vm.trace.nested.append(object())
+
+
+@answers(torch_functions.end_nested)
+def _end(vm: Machine) -> None:
+    if vm.trace.nested:  # else it began in another segment
+        vm.trace.nested.pop()
 
 
 @intercept(_call_of(_operators.out_dtype))

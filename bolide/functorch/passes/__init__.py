@@ -17,7 +17,7 @@ from bolide.functorch.passes.channels_last import lay_out_convolutions
 from bolide.functorch.passes.heads import share_heads
 from bolide.functorch.passes.simplify import drop_unread_arguments, merge_equal, remove_dead, remove_noops
 from bolide.support import events
-from bolide.tracing.called.branches import OVER_GRAPHS, Branches, Repetition, Steps, Unwinding
+from bolide.tracing.called.branches import OVER_GRAPHS, Branches, Region, Repetition, Steps, Unwinding
 from bolide.tracing.graph import Graph, LazyGraphModule, enter, lookup
 
 Pass = Callable[[fx.Graph], fx.Graph]
@@ -56,7 +56,7 @@ def run_passes(graph: fx.Graph, name: str, passes: tuple[Pass, ...] = PASSES, *,
             events.emit(events.Stage(name, step.__name__, time.perf_counter() - started, detail))
     for target in OVER_GRAPHS:
         for node in graph.find_nodes(op="call_function", target=target):
-            table: Branches | Repetition | Steps | Unwinding = lookup(node.args[-1])  # type: ignore[arg-type]
+            table: Region | Branches | Repetition | Steps | Unwinding = lookup(node.args[-1])  # type: ignore[arg-type]
             parts = tuple([_copied(part) for part in table.graphs])
             for part in parts:
                 run_passes(part.graph, f"{name}.way", passes, check=check)

@@ -20,7 +20,7 @@ import torch.fx as fx
 
 from bolide.functorch.graphs import Runner
 from bolide.functorch.runtime.histories import Rest
-from bolide.functorch.runtime.second import SecondOrder
+from bolide.functorch.runtime.second import Gradients, SecondOrder
 from bolide.functorch.runtime.transformed import Tangents, is_transformed, through
 from bolide.functorch.runtime.underived import raising
 from bolide.functorch.signature import ONE_OF_SEVERAL, InputWrite, Output, is_symbolic, with_sizes, with_views
@@ -242,7 +242,7 @@ class Backward:
     def _gradients(self, ctx: Any, tangents: Tangents, saved: Sequence[Any] | None = None) -> tuple[Any, ...]:
         """`saved`: what the forward has saved, where it was unpacked before."""
         inputs: Sequence[Any] | None = None
-        derived: tuple[Any, ...] | None = None
+        derived: Gradients | None = None
         twice, watched = _is_grad_enabled(), _count_dispatch_modes() > 0
         if twice or watched:
             inputs, again = _recalled(ctx, self.crossing), self.eager if watched else self.twice

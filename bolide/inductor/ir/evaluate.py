@@ -125,14 +125,16 @@ def joined_into(flat: torch.Tensor, places: torch.Tensor, value: torch.Tensor, m
 
 
 def _with_programs(args: Sequence[Any], programs: Sequence[Program], buffers: Memory) -> list[Any]:
-    """What an operation that runs programs gives: a branch has a flag, a loop none."""
+    """What an operation that runs programs gives: a region has one, a branch a flag, a loop none."""
     *flag, operands, sizes, _ = args
 
     def run(program: Program, operands: Sequence[torch.Tensor]) -> list[object]:
         constants = [buffers[given.name] for given in program.inputs[len(operands) :]]
         return evaluate(program, [*operands, *constants], dict(zip(program.size_vars, sizes)))
 
-    first, second = programs
+    first, second = programs[0], programs[-1]
+    if first is second:  # a region
+        return run(first, operands)
     if flag:
         return run(first if flag[0] else second, operands)
     values = [operand.clone() for operand in operands[: len(second.results)]]

@@ -46,7 +46,7 @@ from bolide.inductor.lowering.values import (
 from bolide.inductor.machine import Machine, host_machine
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta
-from bolide.tracing.called.branches import branch, placeholders, repeat
+from bolide.tracing.called.branches import branch, placeholders, region, repeat
 from bolide.tracing.graph import lookup, mapped
 from bolide.tracing.numbers.data import binds
 from bolide.tracing.traits import traits_of
@@ -87,6 +87,7 @@ class Lowering:
         self.checked: set[object] = set()  # indices whose bounds are checked already
         self.updates: set[torch.fx.Node] = set()  # scatters of which an input becomes the result
         self.updated: dict[str, Updated] = {}  # what they have made
+        self.regions: dict[int, Program] = {}  # of graphs that several calls have
         self.node: torch.fx.Node
         self._names = 0
         self._axes = 0
@@ -497,6 +498,8 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> object:
     target, meta = node.target, node.meta["val"]
     if target is operator.getitem:
         return ctx.values[node.args[0]][node.args[1]]  # type: ignore[index]
+    if target is region:
+        return _of_region(ctx, *_given(node.args, ctx.values.__getitem__))
     if target in (branch, repeat):
         return _of_programs(ctx, *_given(node.args, ctx.values.__getitem__))
     if binds(node):
@@ -557,6 +560,18 @@ def _of_programs(
     programs = [lower(graph, fresh, ctx.constants, ctx.machine) for graph, fresh in zip(graphs, results)]
     ctx.take_constants(programs)
     return ctx.call((*flag, given, [as_expr(size) for size in sizes], programs), {})
+
+
+def _of_region(ctx: Lowering, operands: list[TensorValue], sizes: list[object], table: int) -> object:
+    """A call of a graph that others call, too: all of them have one program."""
+    (graph,) = lookup(table).graphs
+    if table not in ctx.regions:
+        results = range(len(graph.graph.output_node().args[0]))
+        ctx.regions[table] = lower(graph, results, ctx.constants, ctx.machine)
+        ctx.take_constants([ctx.regions[table]])
+    slots = [slot.meta["val"] for slot in placeholders(graph)]
+    given = [ctx.as_view(value, ctx.sizes(slot.stride)) for value, slot in zip(operands, slots)]
+    return ctx.call((given, [as_expr(size) for size in sizes], [ctx.regions[table]]), {})
 
 
 def lower(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, Union
 
 import torch
@@ -307,6 +307,32 @@ def with_blocks(step: Step, change: Callable[[Block], Block]) -> Step:
     if isinstance(step, Repeat):
         return replace(step, condition=change(step.condition), body=change(step.body))
     return step
+
+
+_NAMING = ("name", "base", "target", "source", "flag", "tensor")
+
+
+def renamed(step: Step, names: Mapping[str, str]) -> Step:
+    """A step with other names for tensors, but in its blocks, whose names are their own."""
+
+    def changed(value: object) -> object:
+        if isinstance(value, tuple):
+            return tuple(map(changed, value))
+        return replace(value, name=names.get(value.name, value.name)) if isinstance(value, _NAMED) else value
+
+    changes: dict[str, object] = {}
+    for part in fields(step):
+        value = getattr(step, part.name)
+        if part.name in _NAMING:
+            changes[part.name] = names.get(value, value)
+        elif part.name in ("names", "carried") or (part.name == "arguments" and isinstance(step, Launch)):
+            changes[part.name] = tuple([names.get(name, name) for name in value])
+        elif part.name in ("arguments", "results"):
+            changes[part.name] = changed(value)
+    return replace(step, **changes)  # type: ignore[arg-type]
+
+
+_NAMED = (Ref, TensorResult)
 
 
 def all_steps(steps: Iterable[Step]) -> Iterator[Step]:

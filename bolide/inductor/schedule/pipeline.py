@@ -27,6 +27,7 @@ from bolide.inductor.schedule.split import split_reductions, split_scatters, upd
 from bolide.inductor.schedule.stages import Group, Refusal, Scheduling, Unit, description_of, unit_reads
 from bolide.inductor.schedule.steps import StepWriter
 from bolide.symbolic import Expr
+from bolide.tracing.called.branches import region
 
 
 @dataclass(slots=True)
@@ -94,6 +95,16 @@ class _Job:
     objects: list[object] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    written: dict[int, _Written] = field(default_factory=dict)  # programs in others, by their ids
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A program that others call, its steps, and what is known of its buffers."""
+
+    program: Program
+    block: Block
+    ctx: Scheduling
 
 
 def schedule_program(
@@ -118,10 +129,10 @@ def schedule_program(
 
 
 def _scheduled(
-    job: _Job, program: Program, inputs: Sequence[str], static: Collection[str], keeps: bool = False
+    job: _Job, program: Program, inputs: Sequence[str], static: Collection[str], keeps: bool = False, part: bool = False
 ) -> tuple[Block, Scheduling, tuple[TensorInput, ...]]:
     """The steps of a program, what is known of its buffers, and its constants. `keeps`: it does not give up its
-    inputs."""
+    inputs; `part`: its steps become some of another one's."""
     seconds = job.seconds
     choose = None if job.tuner is None else job.tuner.library
     for name, run in program_passes(job.machine, config.fusion, static, choose).items():
@@ -139,22 +150,31 @@ def _scheduled(
         writer = StepWriter(ctx, inputs, program.inputs, job.kernels, job.objects)
         homes = find_homes(units, ctx, program)
         _write(job, units, ctx, writer, homes, blocks)
-        return writer.finish(ctx.results, keeps), ctx, writer.constants
+        return writer.finish(ctx.results, keeps, part), ctx, writer.constants
 
 
-def _blocks(job: _Job, extern: Extern) -> list[Block]:
+def _blocks(job: _Job, extern: Extern) -> list[_Written]:
     """The programs that a call runs, as blocks of its tensors and sizes."""
     blocks = []
     for program in programs_in(extern.args):
-        *_, tensors, sizes, _ = extern.args
-        names = [given.name for given in program.inputs[: len(tensors)]]
-        names += [*program.size_vars][: len(sizes)]
-        blocks.append(_scheduled(job, program, names, names, keeps=True)[0])
+        known = job.written.get(id(program))
+        if known is None:
+            *_, tensors, sizes, _ = extern.args
+            names = [given.name for given in program.inputs[: len(tensors)]]
+            names += [*program.size_vars][: len(sizes)]
+            block, ctx, _ = _scheduled(job, program, names, names, keeps=True, part=extern.op is region)
+            known = job.written[id(program)] = _Written(program, block, ctx)
+        blocks.append(known)
     return blocks
 
 
 def _write(
-    job: _Job, units: list[Unit], ctx: Scheduling, writer: StepWriter, homes: Homes, blocks: Mapping[int, list[Block]]
+    job: _Job,
+    units: list[Unit],
+    ctx: Scheduling,
+    writer: StepWriter,
+    homes: Homes,
+    blocks: Mapping[int, list[_Written]],
 ) -> None:
     """Writes the steps of all units; `blocks`: those of calls, by their identity."""
     readers = _outside_readers(units, ctx.results)
@@ -165,8 +185,13 @@ def _write(
             if not settle(homes, unit, job.kernels[place], arguments, ctx):
                 place, arguments = _kernel(job, unit, stored, ctx)
             writer.launch(place, arguments, homes.of)
+        elif isinstance(unit, Extern) and unit.op is region:
+            (known,) = blocks[id(unit)]
+            writer.region(unit, known.block, known.ctx.buffers)
+        elif isinstance(unit, Extern) and blocks[id(unit)]:
+            writer.blocks(unit, [known.block for known in blocks[id(unit)]])
         elif isinstance(unit, Extern):
-            writer.blocks(unit, blocks[id(unit)]) if blocks[id(unit)] else writer.call(unit, homes.of)
+            writer.call(unit, homes.of)
         elif homes.of.get(unit.source.buffer) != unit.target:
             writer.write_back(unit)
 

@@ -57,9 +57,11 @@ def reuse_in_place(steps: list[Step], kernels: list[Kernel], buffers: dict[str, 
     for position, step in enumerate(steps):
         if isinstance(step, Launch):
             following = steps[position + 1] if position + 1 < len(steps) else None
-            dying = [n for n in following.names if n in own] if isinstance(following, Free) else []
+            kernel = kernels[step.kernel]
+            made = {name for name, param in zip(step.arguments, kernel.params) if param.role != "in"}
+            dying = [n for n in following.names if n in own.difference(made)] if isinstance(following, Free) else []
             if dying:
-                _reuse(done, position, kernels[step.kernel], dying, buffers)
+                _reuse(done, position, kernel, dying, buffers)
     return done
 
 

@@ -40,7 +40,7 @@ from bolide.inductor.plan import (
     used_names,
 )
 from bolide.inductor.plan.schemas import ANY, arguments_of, operator_of, refuse, signature_of, typed
-from bolide.inductor.plan.steps import all_of_words, of_words
+from bolide.inductor.plan.steps import all_of_words, of_words, renamed
 from bolide.inductor.runtime import externs
 from bolide.inductor.runtime.results import keeps_its_word
 from bolide.inductor.schedule.calls.checks import steps_of
@@ -127,6 +127,23 @@ class StepWriter:
             self.steps.append(Repeat(tuple(carried), arguments[len(carried) :], first, second, results))
         self._tensors.update(defined_names(self.steps[-1]))
 
+    def region(self, extern: Extern, block: Block, buffers: Mapping[str, Buffer]) -> None:
+        """Writes the steps of a block, which has the `buffers`, under names of this call's."""
+        self._check()
+        operands, *_ = extern.args
+        names = {given.name: self.ref(view).name for given, view in zip(block.inputs, operands)}
+        returned = [value.name for value in block.results if isinstance(value, Ref)]
+        names |= {name: wanted for name, wanted in zip(returned, extern.names) if wanted is not None}
+        prefix = next((name for name in extern.names if name is not None), f"region{len(self.steps)}")
+        for step in block.steps:
+            for name in defined_names(step):
+                names.setdefault(name, f"{prefix}_{name}")
+        for name, buffer in buffers.items():
+            if name in names:
+                self.ctx.buffers.setdefault(names[name], buffer)
+        self.steps += [renamed(step, names) for step in block.steps]
+        self._tensors.update(names.values())
+
     def _copied(self, value: Ref, like: TensorResult) -> str:
         """A copy of a tensor, what a loop begins with."""
         copy = TensorResult(f"{like.name}_start", like.type)
@@ -208,14 +225,17 @@ class StepWriter:
             self.steps.append(View(name, view.buffer, seen, offset))
         return Ref(name)
 
-    def finish(self, results: Sequence[definitions.Result], keeps: bool = False) -> Block:
-        """The steps, with Free steps. `keeps`: what is given is not given up."""
+    def finish(self, results: Sequence[definitions.Result], keeps: bool = False, part: bool = False) -> Block:
+        """The steps, with Free steps, unless they are to become `part` of others. `keeps`: what is given is not given
+        up."""
         self._check()
         returned: list[Value] = []
         for result in results:
             known = isinstance(result, (definitions.View, Expr))
             returned.append(typed(ANY, self._argument(result) if known else result, self._keep))  # type: ignore[arg-type]
         kept = {result.name for result in returned if isinstance(result, Ref)} | (self._given if keeps else set())
+        if part:
+            return Block(self.inputs, tuple(self.steps), tuple(returned))
         steps = reuse_in_place(free_early(self.steps, kept), self.kernels, self.ctx.buffers)
         return Block(self.inputs, tuple(steps), tuple(returned))
 

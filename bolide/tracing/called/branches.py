@@ -164,6 +164,18 @@ class Repetition:
     metas: tuple[TensorMeta, ...]
 
 
+@dataclass(frozen=True)
+class Region:
+    """A graph over operands and sizes, which gives results like `metas` in fresh memory."""
+
+    graphs: tuple[fx.GraphModule]
+    metas: tuple[TensorMeta, ...]
+
+
+def _region(operands: list[torch.Tensor], sizes: list[int], table: int) -> list[torch.Tensor]:
+    return list(lookup(table).graphs[0](*operands, *sizes))
+
+
 def _branch(pred: torch.Tensor, operands: list[torch.Tensor], sizes: list[int], table: int) -> list[torch.Tensor]:
     return list(lookup(table).graphs[0 if pred.item() else 1](*operands, *sizes))
 
@@ -180,7 +192,13 @@ def _repeat(
 
 _REST = "Tensor[] operands, SymInt[] sizes, int table) -> Tensor[]"
 branch = operator(f"branch(Tensor pred, {_REST}", _branch)
+region = operator(f"region({_REST}", _region)
 repeat = operator(f"repeat(Tensor[] carried, {_REST}", _repeat)
+
+
+@rule("bolide::region")
+def _region_metas(operands: list[TensorMeta], sizes: list[object], table: int) -> list[TensorMeta]:
+    return list(lookup(table).metas)
 
 
 @rule("bolide::branch", "bolide::repeat")
@@ -301,7 +319,7 @@ def _unwound_metas(sums: object, carried: object, operands: object, sizes: objec
     return list(lookup(table).metas)
 
 
-OVER_GRAPHS = (branch, repeat, scan, unwind)
+OVER_GRAPHS = (region, branch, repeat, scan, unwind)
 """The operations whose last argument is the number of a table with `graphs`."""
 
 # ---- branches --------------------------------------------------------------------------------------------------------

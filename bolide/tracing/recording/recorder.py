@@ -122,7 +122,9 @@ class Recorder(abc.ABC):
         self._draws: dict[torch.device, tuple[Node, int]] = {}  # seeds, and how many draws they had
         self._mode = RecordingMode(self)
         self.graded: list[weakref.ref[TracedTensor]] = []
-        self._lines: list[tuple[int, UserFrame | None]] = []  # of each call, with the number autograd goes on with
+        self.nested: list[object] = []  # calls of functions that are to be compiled once, one in the other
+        # The line, and that call, of each operation, with the number autograd goes on with.
+        self._lines: list[tuple[int, UserFrame | None, object]] = []
         self._cuts: dict[Node, Node] = {}  # values, and the same without a derivative
         self._slots: dict[int, Node] = {}  # of the inputs, and of their leaves, by id
         self._lifted: dict[int, TracedTensor] = {}  # by id of the real tensor
@@ -354,25 +356,29 @@ class Recorder(abc.ABC):
             args, kwargs = _named(self.call, func, args, kwargs, value)
         node = self.graph.create_node("call_function", func, args, kwargs, _name(func))
         if self.derivation.running:
-            self.where = self._line_derived()
+            self.where, nested = self._line_derived()
         else:
-            self._lines.append((_torch._autograd._get_sequence_nr(), self.where))
+            nested = self.nested[-1] if self.nested else None
+            self._lines.append((_torch._autograd._get_sequence_nr(), self.where, nested))
         meta = node.meta
         meta["val"], meta["where"] = value, self.where
+        if nested is not None:
+            meta["nested"] = nested
         if value.__class__ is TensorMeta:
             return node
         if isinstance(value, (list, tuple)):
             return [self.element(node, position, item) for position, item in enumerate(value)]
         return value
 
-    def _line_derived(self) -> UserFrame | None:
-        """The line whose derivative the engine computes: autograd numbers what it records."""
+    def _line_derived(self) -> tuple[UserFrame | None, object]:
+        """The line whose derivative the engine computes, and the call that it was in: autograd numbers what it
+        records."""
         current = _torch._current_autograd_node()
         number = getattr(current, "_sequence_nr", lambda: None)()
         if number is None:
-            return None
+            return None, None
         place = bisect.bisect_right(self._lines, number, key=operator.itemgetter(0))
-        return self._lines[place][1] if place < len(self._lines) else None
+        return self._lines[place][1:] if place < len(self._lines) else (None, None)
 
     def element(self, node: Node, position: int, value: Any) -> Any:
         """The node of one of several results."""
