@@ -21,6 +21,7 @@ from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.called.derivatives import check_phases, derivatives
 from bolide.tracing.fallible import done, may_raise
 from bolide.tracing.graph import behind
+from bolide.tracing.modes import engine_pass
 from bolide.tracing.operations.kinds import made_sparse, sum_of_sparse
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.tensor import inner_leaves, takes_gradient
@@ -108,7 +109,7 @@ def run_engine(
     create_graph: bool,
 ) -> Sequence[Any]:
     """`torch.autograd.grad` with None for unused inputs, without its checks: they import sympy, which takes 0.4 s."""
-    gradients: Sequence[Any] = torch.autograd.Variable._execution_engine.run_backward(
+    return engine_pass(
         tuple(outputs),
         tuple(tangents),
         keep_graph=create_graph,
@@ -117,7 +118,6 @@ def run_engine(
         allow_unreachable=True,
         accumulate_grad=False,
     )
-    return gradients
 
 
 def _sparse(graph: fx.Graph) -> set[fx.Node]:

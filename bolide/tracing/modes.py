@@ -11,7 +11,7 @@ import functools
 import signal
 import threading
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -86,6 +86,20 @@ SHARED = frozenset(setter for setter, _ in shared())
 def own(settings: list[Setting], setters: Collection[object]) -> list[Setting]:
     """Those that are this thread's, and those of all threads that have one of `setters`."""
     return [setting for setting in settings if setting[0] not in SHARED or setting[0] in setters]
+
+
+def engine_pass(*args: object, **kwargs: object) -> Sequence[Any]:
+    """The gradients that autograd's engine computes, of traced tensors: as these have no data, anomaly mode does not
+    look for NaN in them. Takes what the engine's own `run_backward` does."""
+    before = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    run: Callable[..., Sequence[Any]] = torch.autograd.Variable._execution_engine.run_backward
+    if not all(before):
+        return run(*args, **kwargs)
+    torch.set_anomaly_enabled(True, False)
+    try:
+        return run(*args, **kwargs)
+    finally:
+        torch.set_anomaly_enabled(*before)
 
 
 def changed(before: list[Setting], after: list[Setting]) -> list[Setting]:

@@ -30,6 +30,7 @@ from bolide.dynamo.world.makers import behind
 from bolide.support.errors import Unsupported
 from bolide.symbolic import without_zeros
 from bolide.tracing import DataDependent, Trace, TracedTensor
+from bolide.tracing.modes import engine_pass
 from bolide.tracing.numbers import scalars
 from bolide.tracing.numbers.scalars import TracedFloat
 
@@ -164,8 +165,7 @@ def differentiate(
     outputs: Sequence[Any], tangents: Sequence[Any], inputs: Sequence[Any], keep: bool, create: bool, *rest: bool
 ) -> Sequence[Any]:
     """What the engine answers. `rest`: allow_unreachable, accumulate_grad."""
-    engine: Any = torch.autograd.Variable._execution_engine
-    return engine.run_backward(tuple(outputs), tuple(tangents), keep, create, tuple(inputs), *rest)  # type: ignore[no-any-return]
+    return engine_pass(tuple(outputs), tuple(tangents), keep, create, tuple(inputs), *rest)
 
 
 @answers(torch.autograd.backward)

@@ -21,6 +21,7 @@ from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr, same_sizes
 from bolide.tracing.graph import enter, evaluated, graph_module, lookup, mapped, operator
 from bolide.tracing.meta import TensorMeta
+from bolide.tracing.modes import engine_pass
 from bolide.tracing.rules.common import is_dense, row_major
 from bolide.tracing.rules.registry import rule
 from bolide.tracing.tensor import AliasGroup, Listener, Recording, TracedTensor
@@ -559,7 +560,7 @@ def engine_run(pairs: Sequence[tuple[Any, Any]], leaves: tuple[Any, ...]) -> Seq
     if not pairs:
         return [None] * len(leaves)
     with torch.no_grad():
-        gradients: Sequence[torch.Tensor | None] = torch.autograd.Variable._execution_engine.run_backward(
+        return engine_pass(
             tuple([output for output, _ in pairs]),
             tuple([tangent for _, tangent in pairs]),
             keep_graph=True,
@@ -568,7 +569,6 @@ def engine_run(pairs: Sequence[tuple[Any, Any]], leaves: tuple[Any, ...]) -> Seq
             allow_unreachable=True,
             accumulate_grad=False,
         )
-    return gradients
 
 
 class Choice(torch.autograd.Function):

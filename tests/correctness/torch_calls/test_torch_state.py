@@ -174,6 +174,23 @@ def test_operators_of_the_user_do_not_run_while_capturing(backend: str) -> None:
         assert len(RUNS) == calls
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_anomaly_mode_does_not_look_for_data_where_there_is_none(backend: str) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        (inner,) = torch.autograd.grad((x * x).sqrt().sum(), x)
+        return torch.cond(x.sum() > 0, torch.sqrt, torch.abs, (x,)) + inner.detach()
+
+    compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+    for watched, rows in ((True, 3), (False, 3), (True, 5), (True, 4)):
+        with torch.autograd.set_detect_anomaly(watched):
+            x = torch.rand(rows, 2) + 0.1
+            torch.testing.assert_close(gradient(compiled, x), gradient(fn, x))
+    root = bolide.compile(torch.sqrt, backend=backend)
+    with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="returned nan values"):
+        (root(torch.zeros(3, requires_grad=True)) * 0).sum().backward()
+
+
 @pytest.mark.parametrize(
     "flag", [(torch.backends.mkldnn, "enabled"), (torch.backends.cudnn, "benchmark"), (torch.backends.cudnn, "enabled")]
 )
