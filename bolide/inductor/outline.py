@@ -148,6 +148,8 @@ def _told(value: object, places: Mapping[fx.Node, object]) -> object:
         return tuple([(key, _told(item, places)) for key, item in value.items()])
     if isinstance(value, fx.Node):
         return (places[value],) if value in places else as_expr(value.meta["val"])
+    if isinstance(value, (float, complex)):
+        return type(value), str(value)  # 0.0 is not -0.0
     return as_expr(value) if isinstance(value, torch.SymInt) else (type(value), value)
 
 

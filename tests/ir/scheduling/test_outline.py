@@ -164,6 +164,18 @@ def test_calls_that_are_not_alike_are_graphs_of_their_own() -> None:
     assert counts == [0, 0]
 
 
+def test_zeros_of_two_signs_are_told_apart() -> None:
+    @nested
+    def limited(x: Tensor, zero: float) -> Tensor:
+        return torch.where(x > 0, zero, 1.0).reciprocal() * x.exp()
+
+    def program(x: Tensor) -> list[Tensor]:
+        return [limited(x, zero) for zero in (0.0, -0.0, 0.0)]
+
+    x = torch.randn(3, 5)
+    torch.testing.assert_close(bolide.compile(program)(x), program(x))
+
+
 def test_libraries_have_regions(tmp_path: Path) -> None:
     model, x = MODELS["blocks"]().eval(), torch.randn(2, 6, 8)
     library = bolide.load(bolide.aot_compile(model, (x,), dynamic_shapes=({0: "batch"},), path=tmp_path / "model.pt2"))
