@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from tests.opdb_tools import MODULES, OPERATIONS, ErrorInput, ModuleErrorEnum
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.bfloat16)
+TYPES = (*DTYPES, torch.int32, torch.int8, torch.uint8, torch.float64, torch.float16)
 #: these ask the machine, write files or change torch's state
 LEFT_OUT = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 
@@ -113,6 +114,26 @@ def made_from_samples(operation: Any, rng: random.Random, most: int = 10**9) -> 
             place = f"{name} {dtype} {number}"
             yield from _worse_numbers(place, operation.op, args, kwargs)
             yield from _written(place, operation, args, kwargs)
+            yield from _other_types(place, operation.op, args, kwargs, rng)
+
+
+def with_other_types(operation: Any, rng: random.Random) -> Iterator[Call]:
+    """Calls like one of an operation's samples, each with one tensor of another type; eager accepts some."""
+    samples = [] if operation.name in LEFT_OUT else _samples(operation, torch.float32)
+    for sample in rng.sample(samples, min(len(samples), 1)):
+        name, args = operation.formatted_name, [sample.input, *sample.args]
+        yield from _other_types(name, operation.op, args, sample.kwargs, rng)
+
+
+def _other_types(
+    place: str, function: Any, args: list[Any], kwargs: dict[str, Any], rng: random.Random
+) -> Iterator[Call]:
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    for at, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            dtype = rng.choice([each for each in TYPES if each is not leaf.dtype])
+            given, named = pytree.tree_unflatten([*leaves[:at], leaf.to(dtype), *leaves[at + 1 :]], spec)
+            yield _call(f"{place} leaf {at} of {dtype}", function, given, named)
 
 
 def _as(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 import pytest
 import torch
-from error_calls import OPERATIONS, Call, all_subjects, made_from_samples
+from error_calls import OPERATIONS, Call, all_subjects, made_from_samples, with_other_types
 from torch.utils import _pytree as pytree
 
 import bolide
@@ -94,6 +94,18 @@ def test_error_inputs_of_operations_and_modules(dynamic: bool | None) -> None:
     found, count = [], 0
     for _, make in random.sample(all_subjects(), COUNT):
         for name, fault in faults(make(), dynamic=dynamic):
+            count += 1
+            if fault is not None:
+                found.append(f"{name}: {fault}")
+    print(f"{count} calls")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_of_other_types() -> None:
+    found, count = [], 0
+    for operation in random.sample(OPERATIONS, COUNT):
+        for name, fault in faults(with_other_types(operation, random.Random(random.random()))):
             count += 1
             if fault is not None:
                 found.append(f"{name}: {fault}")

@@ -39,8 +39,10 @@ def _ctc_loss(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 @answers(functional.one_hot)
 def _one_hot(vm: Machine, labels: object, num_classes: int | torch.SymInt = -1) -> object:
     """Classes are in 0 … num_classes - 1: the graph checks it."""
-    if type(labels) is not TracedTensor or labels.dtype is not torch.int64:
+    if type(labels) is not TracedTensor:
         return NATIVE
+    if labels.dtype is not torch.int64:
+        for_real(lambda: functional.one_hot(torch.zeros(1, dtype=labels.dtype)))  # raises
     if not isinstance(num_classes, (int, torch.SymInt)):
         return NATIVE
     if labels.numel() == 0:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -36,6 +38,8 @@ _CHECKING = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
 _NUMBERS = (int, float, complex, bool, str, torch.dtype)
 _SMALL = 1 << 12
 _MOST_DIMS = 16
+_MOST_TENSORS = 4
+_ABOUT_TYPES = re.compile(r"type|\blong\b")
 
 
 def _failure(function: Callable[..., object], *args: object, **kwargs: object) -> Exception | None:
@@ -74,7 +78,7 @@ def refusal(func: OpOverload, args: list[Any], kwargs: dict[str, Any], ruled: bo
     sizes, tells the results.
 
     A kernel that raises may as well dislike a size or value: its types are at fault if it raises for
-    a 0 and for a 1, and says that it is not implemented for them or raises for no float32. Where it is neither the
+    a 0 and for a 1, and says that it is not implemented for them or does not raise for others. Where it is neither the
     sizes nor the data, a parameter is."""
     if not _answers(func):
         return None
@@ -158,9 +162,14 @@ def _ask(func: OpOverload, args: list[Any], kwargs: dict[str, Any], whole: bool,
     failure = ask(0, None)
     if failure is None or ask(1, None) is None:
         return None
-    if isinstance(failure, NotImplementedError) and "not implemented for '" in str(failure):
+    if trusted or (isinstance(failure, NotImplementedError) and "not implemented for '" in str(failure)):
         return failure
-    return failure if trusted or ask(0, torch.float32) is None else None
+    count = len(found_in([args, kwargs], TensorMeta))
+    if ask(0, [torch.float32] * count) is None:
+        return failure
+    # Where some tensor has to be of integers, an index, the message says so.
+    others = itertools.product((torch.float32, torch.int64), repeat=count) if _ABOUT_TYPES.search(str(failure)) else ()
+    return failure if count <= _MOST_TENSORS and any(ask(0, dtypes) is None for dtypes in others) else None
 
 
 def out_refusal(
@@ -192,14 +201,21 @@ def _empty(dtypes: dict[str, torch.dtype]) -> dict[str, torch.Tensor]:
 
 
 def _refused(
-    func: OpOverload, args: list[Any], kwargs: dict[str, Any], whole: bool, value: int, dtype: torch.dtype | None = None
+    func: OpOverload,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    whole: bool,
+    value: int,
+    dtypes: Iterable[torch.dtype] | None = None,
 ) -> Exception | None:
-    """What the kernel in C++ raises for tensors full of this value; small ones, or of their `whole` size."""
+    """What the kernel in C++ raises for tensors full of this value; small ones, or of their `whole` size; of other
+    `dtypes` than theirs, one for each."""
+    given = iter(dtypes or [meta.dtype for meta in found_in([args, kwargs], TensorMeta)])
 
     def filled(arg: object) -> object:
         if isinstance(arg, TensorMeta):
             sizes = arg.shape if whole else [0 if is_known_zero(size) else 2 for size in arg.shape]
-            return torch.full(sizes, value, dtype=dtype or arg.dtype)
+            return torch.full(sizes, value, dtype=next(given))
         return 1 if isinstance(arg, torch.SymInt) else arg
 
     with torch._C._DisablePythonDispatcher(), torch._C._DisableTorchDispatch():
