@@ -28,16 +28,20 @@ def elementwise(
 
 def formula(*overloads: object, takes_sizes: bool = False) -> Callable[[Body], Body]:
     """Decorates a function of scalars that is the lowering of elementwise `overloads`. Tensors and sizes among their
-    arguments come as scalars in the computation type of the result's dtype, everything else as it is."""
+    arguments come as scalars in the computation type of the result's dtype (tensors rounded to that dtype, if it is a
+    narrow float), everything else as it is."""
 
     def register(body: Body) -> Body:
         @lowering(*overloads, takes_sizes=takes_sizes)
         def lower(ctx: Lowering, *args: object, **kwargs: object) -> TensorValue:
             shape, dtype = ctx.out
             compute = sc.compute_dtype(dtype)
+            narrow = dtype is not compute and sc.is_float(dtype)
 
             def element(coords: Coords) -> Node:
                 def scalar(arg: object) -> object:
+                    if isinstance(arg, TensorValue) and narrow:
+                        return rounded_reader(ctx, arg, dtype)(coords)
                     return ctx.operand(arg, coords, compute) if isinstance(arg, (TensorValue, Expr)) else arg
 
                 return body(*map(scalar, args), **{name: scalar(arg) for name, arg in kwargs.items()})

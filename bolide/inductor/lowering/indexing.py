@@ -440,7 +440,8 @@ def masked_scatter(ctx: Lowering, x: TensorValue, mask: TensorValue, source: Ten
     number, element = reshape(shown, x.shape), operand_var(0, given)
 
     def read(coords: Coords) -> Node:
-        place = sc.minimum(sc.maximum(sc.sub(number.load(coords), 1), 0), sc.index(given - 1))
-        return sc.where(mask.load(coords), line.load_indirect((element,), (place,)), x.load(coords))
+        is_shown, place = mask.load(coords), sc.sub(number.load(coords), 1)
+        is_there = sc.logical_and(is_shown, sc.lt(place, sc.index(given)))  # of no elements none may be read
+        return sc.where(is_shown, line.load_indirect((element,), (place,), is_there), x.load(coords))
 
     return ctx.compute(x.shape, x.dtype, read)

@@ -55,8 +55,8 @@ def _is_scalar(x: Operand) -> bool:
 
 
 def _keeps_scalar(ctx: Lowering, body: Binary, a: Operand, b: Operand) -> TensorValue:
-    """mul and div by a scalar keep it in the computation type; every other operand is rounded to the common dtype
-    first."""
+    """Products and quotients with a scalar keep it in the computation type; every other operand is rounded to the
+    common dtype first."""
     dtype = ctx.meta.dtype
     right = ctx.reader(b, sc.compute_dtype(dtype)) if _is_scalar(b) else rounded_reader(ctx, b, dtype)
     return combined(ctx, body, rounded_reader(ctx, a, dtype), right)
@@ -80,9 +80,10 @@ def div_mode(ctx: Lowering, a: Operand, b: Operand, rounding_mode: str | None = 
     if not sc.is_float(dtype):
         op = "floordiv" if rounding_mode == "floor" else "truncdiv"
         return arithmetic(ctx, partial(sc.binary, op), a, b) if _is_nonzero(b) else EXTERN
+    steps = sc.compute_dtype(dtype) if _is_scalar(b) else dtype
     if rounding_mode == "trunc":
-        return arithmetic(ctx, lambda x, y: sc.unary("trunc", sc.rounded(sc.div(x, y), dtype)), a, b)
-    return arithmetic(ctx, lambda x, y: _floor_divide(x, y, dtype), a, b)
+        return _keeps_scalar(ctx, lambda x, y: sc.unary("trunc", sc.rounded(sc.div(x, y), steps)), a, b)
+    return _keeps_scalar(ctx, lambda x, y: _floor_divide(x, y, steps), a, b)
 
 
 lowering(aten.floor_divide.default, aten.floor_divide.Scalar, takes_sizes=True)(
@@ -95,13 +96,13 @@ def _is_nonzero(divisor: Operand) -> bool:
     return isinstance(divisor, int) and divisor != 0
 
 
-def _rest(x: Node, y: Node, step: Callable[[Node], Node] = lambda value: value) -> tuple[Node, Node]:
+def _rest(x: sc.Scalar, y: sc.Scalar, step: Callable[[Node], Node] = lambda value: value) -> tuple[Node, Node]:
     """The rest of C's division, after a `step`, and whether it is not 0 and its sign is not the divisor's."""
     rest = step(sc.binary("fmod", x, y))
     return rest, sc.logical_and(sc.ne(rest, 0.0), sc.logical_xor(sc.lt(y, 0.0), sc.lt(rest, 0.0)))
 
 
-def _floor_divide(x: Node, y: Node, dtype: torch.dtype) -> Node:
+def _floor_divide(x: sc.Scalar, y: sc.Scalar, dtype: torch.dtype) -> Node:
     """Python's floor division, as c10::div_floor_floating: exact quotients are not rounded twice. Each step is in
     `dtype`."""
 
