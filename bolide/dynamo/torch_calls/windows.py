@@ -101,6 +101,8 @@ def _avg_pool(function: object, dims: int, vm: Machine, args: Args, kwargs: Kwar
     names = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
     given = dict(zip(names, args)) | kwargs
     given.pop("count_include_pad", None)
+    if given.pop("divisor_override", None) is not None:
+        return NATIVE
     return _pooled(vm, function, dims, args, kwargs, given)
 
 

@@ -135,5 +135,5 @@ def test_derivatives_that_know_no_symbols_are_compiled_for_each_size(dynamic: bo
             torch.testing.assert_close(found, expected)
             (found**2).sum().backward()
             (expected**2).sum().backward()
-            torch.testing.assert_close([x.grad for x in ours], [x.grad for x in theirs])
+            torch.testing.assert_close([x.grad for x in ours], [x.grad for x in theirs], rtol=1e-4, atol=1e-4)
         assert compiled._bolide.entries, "ran in eager"  # type: ignore[attr-defined]

@@ -127,7 +127,7 @@ OF_SIZES: dict[str, tuple[Any, Any]] = {
         lambda n: (R(3, n), R(n)),
     ),
     "gradient, places": (
-        lambda x: torch.gradient(x, spacing=(torch.linspace(0, 2, len(x)).exp(),), dim=0, edge_order=2),
+        lambda x: torch.gradient(x, spacing=(torch.linspace(0, 2, len(x), dtype=x.dtype).exp(),), dim=0, edge_order=2),
         lambda n: (R(n, 3),),
     ),
     "combinations of three": (lambda x: torch.combinations(x, 3), lambda n: (R(n),)),

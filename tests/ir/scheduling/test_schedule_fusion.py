@@ -175,7 +175,7 @@ def layers(x, w, v):
 
 
 def test_equal_groups_share_a_kernel() -> None:
-    graph = check(layers, R(6, 8), R(8, 8), R(8, 8), **LOOSE)
+    graph = check(layers, R(6, 8), R(8, 8), R(8, 8), rtol=1e-4, atol=1e-4)
     described = [structure_of(kernel) for kernel in graph.plan.kernels]
     assert len(set(described)) == len(described)  # another number, and another layout, is another kernel
     launches = [step.kernel for step in graph.plan.steps if isinstance(step, Launch)]
