@@ -110,8 +110,8 @@ def _avg_pool(function: object, dims: int, vm: Machine, args: Args, kwargs: Kwar
 def _max_pool(function: object, dims: int, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
     given = dict(zip(names, args)) | kwargs
-    if given.get("dilation") == 1:
-        given.pop("dilation")
+    if given.pop("dilation", 1) != 1:
+        return NATIVE
     return _pooled(vm, function, dims, args, kwargs, given)
 
 
@@ -133,13 +133,12 @@ def _max_pool1d(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 
 def _pooled(vm: Machine, function: object, dims: int, args: Args, kwargs: Kwargs, given: Kwargs) -> object:
     x, kernel, stride = (given.pop(name, None) for name in ("input", "kernel_size", "stride"))
-    sizes, steps = (
-        [*each] if isinstance(each, (list, tuple)) else [each] * dims for each in (kernel, stride or kernel)
-    )
+    stride = kernel if stride is None or stride in ([], ()) else stride
+    sizes, steps = ([*each] if isinstance(each, (list, tuple)) else [each] * dims for each in (kernel, stride))
     symbols = any(type(size) is torch.SymInt for size in (*sizes, *steps))
     if type(x) is not TracedTensor or not symbols or any(given.values()):
         return NATIVE
-    if len(sizes) != dims or len(steps) != dims or x.dim() not in (dims + 1, dims + 2):
+    if len(sizes) != dims or len(steps) != dims or x.dim() not in (dims + 1, dims + 2) or 0 in x.shape[-dims - 1 :]:
         return NATIVE
     if not all(0 < size <= whole for size, whole in zip(sizes, x.shape[-dims:])) or not all(s > 0 for s in steps):
         return NATIVE  # which raises
