@@ -93,7 +93,8 @@ def _gradients(
     try:
         return run_engine(outputs, tangents, inputs, create_graph=False)
     except (RuntimeError, TypeError) as error:
-        if isinstance(error, TypeError) and len([*traceback.walk_tb(error.__traceback__)]) > 2:
+        *_, (last, _) = traceback.walk_tb(error.__traceback__)
+        if isinstance(error, TypeError) and last.f_code is not engine_pass.__code__:
             raise  # of Python code; the engine itself says so of what hooks give that is no tensor
         said = str(error).partition("\nException raised from")[0]  # a long list of C++ frames
         numbers = symbolic and any(text in said for text in _WANTS_NUMBERS)
