@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -136,3 +138,54 @@ def test_answers_that_are_no_gradients(name: str) -> None:
             found = outcome(compiled, size)
         assert found == outcome(fn, size) and found is not None
         assert all("BR0503" in str(each.message) for each in said), said
+
+
+def _spread(*shape: int) -> Tensor:
+    """A tensor whose dimensions are in random order in memory, perhaps with gaps."""
+    strides, step = [0] * len(shape), 1
+    for dim in random.sample(range(len(shape)), len(shape)):
+        strides[dim] = step * random.randint(1, 2)
+        step = strides[dim] * shape[dim]
+    return torch.empty_strided(shape, strides).copy_(torch.rand(shape)).requires_grad_()
+
+
+def _of_classes(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, how: loss(x, (x.detach().sum(1) * 4).long() % x.shape[1], reduction=how)
+
+
+def _of_other(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, how: loss(x, x.detach().flip(1), reduction=how)
+
+
+LOSSES = {
+    **dict.fromkeys(("nll_loss", "cross_entropy"), _of_classes),
+    **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"), _of_other),
+    **dict.fromkeys(("kl_div", "soft_margin_loss", "binary_cross_entropy_with_logits"), _of_other),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.filterwarnings("ignore:.*BR0503", "ignore:reduction")
+def test_layouts_that_derivatives_refuse(name: str) -> None:
+    """The forward is eager's, and so are the gradient and its strides, or what the backward raises."""
+    fn = LOSSES[name](getattr(torch.nn.functional, name))
+
+    def outcome(run: Callable[..., Tensor], x: Tensor, how: str) -> tuple[Tensor, Any]:
+        result, x.grad = run(x, how), None
+        try:
+            result.sum().backward()
+        except RuntimeError as error:
+            return result, str(error)
+        return result, x.grad
+
+    for size, how in itertools.product((3, 4, 5), ("none", "mean", "sum")):
+        bolide.reset()
+        for x in (_spread(2, 4, size, 3), _spread(2, 4), _spread(2, 4, size)):
+            found, wanted = outcome(bolide.compile(fn), x, how), outcome(fn, x, how)
+            torch.testing.assert_close(found[0], wanted[0])
+            assert isinstance(found[1], str) == isinstance(wanted[1], str), (found, wanted)
+            if isinstance(wanted[1], str):
+                assert found[1] == wanted[1]
+            else:
+                torch.testing.assert_close(found[1], wanted[1])
+                assert found[1].stride() == wanted[1].stride()

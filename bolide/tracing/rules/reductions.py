@@ -16,6 +16,8 @@ from bolide.tracing.rules.common import (
     dtype_name,
     fresh,
     in_suggested_format,
+    is_contiguous,
+    laid_out_like,
     require,
     result_type,
     row_major,
@@ -195,10 +197,17 @@ def _nll_loss2d(
     return fresh(shape, x.dtype, x.device), fresh((), x.dtype, x.device)
 
 
-@rule("nll_loss_backward", "nll_loss2d_backward", "mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward")
+@rule("nll_loss_backward", "mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward")
 @rule("multilabel_margin_loss_backward")
 def _loss_backward(grad: TensorMeta, x: TensorMeta, *_: object) -> TensorMeta:
     return row_major(x)
+
+
+@rule("nll_loss2d_backward")
+def _nll_loss2d_backward(grad: TensorMeta, x: TensorMeta, *_: object) -> TensorMeta:
+    made = laid_out_like(x)  # in which the kernel counts places as if it were row-major
+    require(is_contiguous(made), "grad_input must be contiguous")
+    return made
 
 
 @rule("mse_loss", "smooth_l1_loss")
