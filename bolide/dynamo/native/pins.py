@@ -33,7 +33,15 @@ from bolide.dynamo.native import native
 from bolide.dynamo.native.layout import KIND_MASK, Layout, word
 from bolide.dynamo.native.notes import ALL, Habits, Loose, Notes, is_immutable, require
 from bolide.dynamo.program.captured import GlobalState, Guard, Source, TensorGuard
-from bolide.dynamo.program.kinds import MISSING, Watch, class_attribute, name_in_texts, same_constant, steering
+from bolide.dynamo.program.kinds import (
+    MISSING,
+    Watch,
+    can_be_watched,
+    class_attribute,
+    name_in_texts,
+    same_constant,
+    steering,
+)
 from bolide.dynamo.state import state
 
 MOST_APART = 4096  # tensors in one guard
@@ -627,7 +635,7 @@ def record(
         list(recorder.owned.values()),
     )
     roots = [recorder.slot_values[recorder.slots[source]] for source in recorder.roots]
-    watched = [Watch(root) for root in roots if type(root).__weakrefoffset__]
+    watched = [Watch(root) for root in roots if can_be_watched(type(root))]
     return Record(program, recorder.roots, watched, recorder.dicts, recorder.items, recorder.classes)
 
 

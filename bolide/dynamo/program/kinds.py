@@ -58,6 +58,12 @@ class Watch(weakref.ref[object]):
     __slots__ = ()
 
 
+def can_be_watched(cls: type) -> bool:
+    """Whether objects of a class take weak references, and end them as they die. PyTorch's streams on a GPU do not end
+    them: one that outlives its stream writes to memory that is something else's by then."""
+    return cls.__weakrefoffset__ != 0 and not issubclass(cls, torch.Stream)
+
+
 WEAK_CONTAINERS = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 C_METHODS = frozenset({types.MethodDescriptorType, types.WrapperDescriptorType})
 

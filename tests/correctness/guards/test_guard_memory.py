@@ -109,6 +109,23 @@ def test_arguments_and_globals_are_not_kept_by_what_was_compiled() -> None:
     assert len(compiled._bolide.entries) == 1
 
 
+def test_streams_are_not_referred_to_weakly() -> None:
+    """A stream on a GPU leaves weak references to it behind, in memory that is free."""
+
+    class Stream(torch.Stream):
+        """As torch.cuda's, a class of Python's."""
+
+    @bolide.compile(backend="eager")
+    def program(x: torch.Tensor, stream: torch.Stream) -> torch.Tensor:
+        y = x * 2
+        stream.query()
+        return y + 1
+
+    for stream in [Stream(device="cpu")] * 20 + [Stream(device="cpu") for _ in range(20)]:
+        torch.testing.assert_close(program(X, stream), X * 2 + 1)
+        assert not weakref.getweakrefs(stream)
+
+
 def test_reset_drops_graphs_and_constants() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = x + torch.tensor([1.0, 2.0, 3.0, 4.0])
