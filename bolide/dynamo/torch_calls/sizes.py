@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.native_calls import recorded_as
 from bolide.dynamo.machine.stand_ins import SYMBOLIC
-from bolide.symbolic import product
+from bolide.symbolic import Size, product
 from bolide.tracing import TracedFloat, TracedTensor
 from bolide.tracing.meta import number_dtype
 from bolide.tracing.numbers import data
@@ -152,17 +153,10 @@ def _fftfreq(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> object:
-    """The frequencies of a transform whose length is a symbol."""
-    if type(n) is not torch.SymInt or not n > 0:
+    if type(n) is not torch.SymInt:
         return NATIVE
-
-    def make() -> object:
-        places = [(0, (n + 1) // 2), (-(n // 2), 0)]
-        kind = dtype or torch.get_default_dtype()
-        ranges = [torch.arange(start, end, dtype=kind, device=device) for start, end in places]
-        return torch.cat(ranges) * (1.0 / (n * d))
-
-    return recorded_as(vm, torch.fft.fftfreq, [n, d], make, dtype=dtype, device=device)
+    places = [(0, (n + 1) // 2), (-(n // 2), 0)]
+    return _frequencies(vm, torch.fft.fftfreq, n, d, places, dtype, device)
 
 
 @answers(torch.fft.rfftfreq, recorded=True)
@@ -174,15 +168,30 @@ def _rfftfreq(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> object:
-    """The frequencies that are not negative."""
-    if type(n) is not torch.SymInt or not n > 0:
+    if type(n) is not torch.SymInt:
+        return NATIVE
+    return _frequencies(vm, torch.fft.rfftfreq, n, d, [(0, n // 2 + 1)], dtype, device)
+
+
+def _frequencies(
+    vm: Machine,
+    function: Callable[..., torch.Tensor],
+    n: torch.SymInt,
+    d: float,
+    places: list[tuple[Size, Size]],
+    dtype: torch.dtype | None,
+    device: torch.device | None,
+) -> object:
+    """The frequencies of a transform whose length is a symbol; `places`: their numbers, as ranges."""
+    if not n > 0:
         return NATIVE
 
     def make() -> object:
-        places = torch.arange(n // 2 + 1, dtype=dtype or torch.get_default_dtype(), device=device)
-        return places * (1.0 / (n * d))
+        kind = dtype or torch.get_default_dtype()
+        ranges = [torch.arange(*place, dtype=kind, device=device) for place in places]  # type: ignore[arg-type]
+        return torch.cat(ranges) * (1.0 / (n * d))
 
-    return recorded_as(vm, torch.fft.rfftfreq, [n, d], make, dtype=dtype, device=device)
+    return recorded_as(vm, function, [n, d], make, dtype=dtype, device=device)
 
 
 @answers(torch.cov)

@@ -136,7 +136,7 @@ def _pooled(vm: Machine, function: object, dims: int, args: Args, kwargs: Kwargs
     stride = kernel if stride is None or stride in ([], ()) else stride
     sizes, steps = ([*each] if isinstance(each, (list, tuple)) else [each] * dims for each in (kernel, stride))
     symbols = any(type(size) is torch.SymInt for size in (*sizes, *steps))
-    if type(x) is not TracedTensor or not symbols or any(given.values()):
+    if type(x) is not TracedTensor or not symbols or any(each not in (0, None) for each in given.values()):
         return NATIVE
     if len(sizes) != dims or len(steps) != dims or x.dim() not in (dims + 1, dims + 2) or 0 in x.shape[-dims - 1 :]:
         return NATIVE

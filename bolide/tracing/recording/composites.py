@@ -22,6 +22,7 @@ from bolide.symbolic import Size, hint_of, is_data, is_undecided, product, same_
 from bolide.tracing.recording.formulas import FORMULAS, or_theirs
 from bolide.tracing.recording.layers import layer
 from bolide.tracing.rules.common import broadcast_shapes, is_contiguous, suggested_format, wrap_dim
+from bolide.tracing.rules.linear import row_options
 from bolide.tracing.rules.registry import remembered
 from bolide.tracing.rules.views import reshaped
 from bolide.tracing.tensor import TracedTensor
@@ -237,14 +238,10 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 def max_pool1d(x: Any, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Any:
     """`torch.max_pool1d`: that of rows."""
-
-    def rows(value: Any, fill: int) -> list[Any]:
-        return [fill, value[0] if isinstance(value, (list, tuple)) else value] if value not in ([], ()) else []
-
-    pooled = aten.max_pool2d_with_indices.default(
-        x.unsqueeze(-2), rows(size, 1), rows(stride, 1), rows(padding, 0), rows(dilation, 1), ceil
-    )
-    return pooled[0].squeeze(-2)
+    options = [[*each] if isinstance(each, (list, tuple)) else [each] for each in (size, stride, padding, dilation)]
+    numbers = remembered(x._trace.shapes, row_options, x.known, options, ceil)
+    rows = [[other, number] for other, number in zip((1, 1, 0, 1), numbers)]
+    return aten.max_pool2d_with_indices.default(x.unsqueeze(-2), *rows, ceil)[0].squeeze(-2)
 
 
 def take_along_dim(x: Tensor, places: Tensor, dim: int | None = None) -> Tensor:

@@ -22,6 +22,7 @@ from bolide.tracing.rules.common import (
     row_major,
     shapes_differ,
     surely,
+    wrap_dim,
 )
 from bolide.tracing.rules.registry import rule, rule_of_symbols
 from bolide.tracing.rules.views import expanded
@@ -299,25 +300,56 @@ def _pooled(size: Size, kernel: Size, stride: Size, padding: Size, dilation: Siz
     return out
 
 
-def _pool_shape(
-    x: TensorMeta, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool
-) -> TensorMeta:
+_MARKS = ("k", "d", "dilation")
+_OPTIONS = (
+    ("kernel_size must either be", 1),
+    ("stride must either be omitted,", 0),
+    ("padding must either be", 1),
+    ("dilation must be either", 1),
+)
+"""What a pool's options have to be, and how many numbers at least."""
+
+
+def _pool_options(name: str, *options: Ints) -> list[list[Size]]:
+    """Kernel, stride, padding and perhaps dilation, each for both dimensions."""
+    for numbers, (text, least) in zip(options, _OPTIONS):
+        require(least <= len(numbers) <= 2, f"{name}: {text} a single int, or a tuple of two ints")
+    kernel, stride, *others = options
+    return [_per_dimension(numbers, 2) for numbers in (kernel, stride or kernel, *others)]
+
+
+def _half(size: Size) -> Size:
+    """Rounded towards zero."""
+    return size // 2 if size >= 0 else -(-size // 2)
+
+
+def _pool_shape(x: TensorMeta, options: list[list[Size]], ceil_mode: bool) -> TensorMeta:
+    for extent, step, pad, spread in zip(*options):
+        require(step != 0, "stride should not be zero")
+        require(pad >= 0, f"pad must be non-negative, but got pad: {pad}")
+        require(
+            pad <= _half((extent - 1) * spread + 1),
+            f"pad should be at most half of effective kernel size, but got pad={pad}, kernel_size={extent} and "
+            f"dilation={spread}",
+        )
+    for (high, wide), what, mark in zip((options[i] for i in (0, 1, 3)), ("kernel size", "stride", "dilation"), _MARKS):
+        require(
+            high > 0 and wide > 0,
+            f"{what} should be greater than zero, but got {mark}H: {high} {mark}W: {wide}",
+        )
     require(
         x.ndim in (3, 4) and all(size != 0 for size in x.shape[-3:]),
         f"Expected 3D or 4D (batch mode) tensor with optional 0 dim batch size for input, but got:{list(x.shape)}",
     )
-    kernel, stride = _per_dimension(kernel, 2), _per_dimension(list(stride) or kernel, 2)
-    padding, dilation = _per_dimension(padding, 2), _per_dimension(dilation, 2)
-    for pad, extent, spread in zip(padding, kernel, dilation):
-        require(pad >= 0, f"pad must be non-negative, but got pad: {pad}")
-        require(
-            pad <= ((extent - 1) * spread + 1) // 2,
-            f"pad should be at most half of effective kernel size, but got pad={pad}, kernel_size={extent} and "
-            f"dilation={spread}",
-        )
-    require(all(extent > 0 for extent in stride), "stride should not be zero")
+    (kernel_high, kernel_wide), _, (high, wide), _ = options
+    require(
+        high <= kernel_high // 2 and wide <= kernel_wide // 2,
+        "pad should be smaller than or equal to half of kernel size, but got "
+        f"padW = {wide}, padH = {high}, kW = {kernel_wide}, kH = {kernel_high}",
+    )
     sizes = tuple(
-        _pooled(x.shape[dim - 2], kernel[dim], stride[dim], padding[dim], dilation[dim], ceil_mode) for dim in (0, 1)
+        _pooled(size, extent, step, pad, spread, ceil_mode)
+        for size, extent, step, pad, spread in zip(x.shape[-2:], *options)
     )
     require(
         all(extent > 0 for extent in sizes),
@@ -331,7 +363,9 @@ def _pool_shape(
 def _max_pool2d(
     x: TensorMeta, kernel: Ints, stride: Ints = (), padding: Ints = (0,), dilation: Ints = (1,), ceil_mode: bool = False
 ) -> tuple[TensorMeta, TensorMeta]:
-    result = _pool_shape(x, kernel, stride, padding, dilation, ceil_mode)
+    options = _pool_options("max_pool2d", kernel, stride, padding, dilation)
+    require(x.ndim in (3, 4), "non-empty 3D or 4D (batch mode) tensor expected for input")
+    result = _pool_shape(x, options, ceil_mode)
     return result, result._replace(dtype=torch.int64)
 
 
@@ -345,9 +379,42 @@ def _avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> TensorMeta:
-    result = _pool_shape(x, kernel, stride, padding, [1], ceil_mode)
+    options = _pool_options("avg_pool2d", kernel, stride, padding)
     require(divisor_override != 0, "divisor must be not zero")
-    return result
+    wrap_dim(-3, x.ndim)
+    return _pool_shape(x, [*options, [1, 1]], ceil_mode)
+
+
+_ROWS = (
+    ("kernel_size must be an int, list of ints or", 1),
+    ("stride must be None, an int, list of ints, or", 0),
+    ("padding must be an int, list of ints, or", 1),
+    ("dilation must be an int, list of ints or", 1),
+)
+
+
+def row_options(x: TensorMeta, options: list[list[Size]], ceil_mode: bool) -> tuple[Size, ...]:
+    """Kernel, stride, padding and dilation of `torch.max_pool1d`, which has words of its own for what it refuses."""
+    require(
+        x.ndim in (2, 3) and all(size != 0 for size in x.shape[-2:]),
+        f"max_pool1d: Expected 2D or 3D (batch mode) tensor with optional 0 dim batch size for input, but got:"
+        f"{list(x.shape)}",
+    )
+    for numbers, (text, least) in zip(options, _ROWS):
+        require(least <= len(numbers) <= 1, f"max_pool1d() {text} tuple of ints of size 1 but got size {len(numbers)}")
+    (kernel,), (stride,), (padding,), (dilation,) = options[0], options[1] or options[0], *options[2:]
+    for what, number in (("kernel_size", kernel), ("stride", stride)):
+        require(number > 0, f"max_pool1d() {what} must be greater than zero, but got {number}")
+    require(padding >= 0, f"max_pool1d() padding must be non-negative, but got {padding}")
+    require(
+        padding <= kernel // 2,
+        f"max_pool1d() padding should be at most half of kernel size, but got padding={padding} and "
+        f"kernel_size={kernel}",
+    )
+    require(dilation > 0, f"max_pool1d() dilation must be greater than zero, but got {dilation}")
+    size = _pooled(x.shape[-1], kernel, stride, padding, dilation, ceil_mode)
+    require(size > 0, f"max_pool1d() Invalid computed output size: {size}")
+    return kernel, stride, padding, dilation
 
 
 @rule("max_pool2d_with_indices_backward", "avg_pool2d_backward")
