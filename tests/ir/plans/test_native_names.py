@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,11 +16,13 @@ from bolide.inductor.config import config
 from bolide.inductor.plan import Call, View
 from bolide.inductor.plan.schemas import operator_of
 from bolide.inductor.runtime.native import assemble as assembling
-from bolide.inductor.runtime.native.driver import _method, handle_offset
+from bolide.inductor.runtime.native.driver import _method, build, handle_offset
 from bolide.inductor.runtime.native.instructions import FORM_TENSOR, HANDLE, LITERAL, WORD
 from bolide.inductor.runtime.native.linking import Surroundings
 from bolide.inductor.runtime.native.program import Argument, PythonStep, Writer
+from bolide.inductor.runtime.native.shims import is_called_by_name
 from bolide.support.symbols import symbol_address
+from tests.plan_tools import plans_of
 
 R = torch.randn
 SILENT = symbol_address("torch_exception_get_what") is not None
@@ -250,6 +253,31 @@ def test_errors_about_data_are_eagers_and_nothing_is_printed(capfd: pytest.Captu
         assert str(found.value) == str(wanted.value)
     torch.testing.assert_close(compiled(good, lengths), program(good, lengths))
     assert "aoti_torch" not in capfd.readouterr().err
+
+
+def test_tensors_that_are_undefined_are_given_as_such(in_python: list[str]) -> None:
+    """Python says None for one: where an operator asks for a tensor, it is handed on as an undefined one, which this
+    operator refuses."""
+    op = torch.ops.aten.batch_norm_backward.default
+
+    def program(x, weight, mean):
+        return op(x, x, weight, None, None, mean, mean, True, 1e-5, [True, True, True], x.new_empty(0))[0]
+
+    (graph,) = plans_of(program, R(4, 3), R(3), R(3).abs())
+    (call,) = [step for step in graph.plan.steps if isinstance(step, Call) and step.operator == operator_of(op)]
+    lacking = replace(call, arguments=(*call.arguments[:2], None, *call.arguments[3:]))
+    plan = replace(graph.plan, steps=tuple([lacking if step is call else step for step in graph.plan.steps]))
+    run = build(plan, graph.binding, [kernel.compiled for kernel in graph.kernels], graph.run)
+    assert run is not None and not in_python
+    with pytest.raises(RuntimeError, match="undefined Tensor"):
+        run([R(4, 3), R(3), R(3).abs()])
+
+
+def test_results_that_the_dispatcher_would_mix_up_are_not_asked_of_it() -> None:
+    aten = torch.ops.aten
+    assert not is_called_by_name(aten._scaled_dot_product_flash_attention.default, may_log=True)
+    assert not is_called_by_name(aten.histogramdd.default, may_log=True)
+    assert is_called_by_name(aten._scaled_dot_product_flash_attention_backward.default, may_log=True)
 
 
 def test_threads_call_at_the_same_time() -> None:

@@ -53,6 +53,7 @@ InPython = Callable[[Step, Sequence[str], Sequence[str]], object]
 there is no Python it makes the text of `PythonStep`."""
 
 
+UNDEFINED = "(undefined)"  # the name of an undefined tensor
 RELATIONS = {"==": ops.EQUAL, "!=": ops.UNEQUAL, ">=": ops.AT_LEAST}
 
 
@@ -215,11 +216,28 @@ class _Assembler:
         """A call of a function in C where there is one, else by the operator's name, else in Python."""
         made = [self.places_of(result, word) for result, word in zip(step.results, _gives_words(step), strict=True)]
         otherwise = self.otherwise(step)
-        natively = self.seed(step, otherwise) or self.in_c(step, made, otherwise)
-        if not natively and not self.by_name(step, made, otherwise):
-            self.writer.python(otherwise)
+        if not self.seed(step, otherwise):
+            whole = self.with_undefined(step, otherwise)
+            if not self.in_c(whole, made, otherwise) and not self.by_name(whole, made, otherwise):
+                self.writer.python(otherwise)
         otherwise.behind = len(self.writer.code)
+        if UNDEFINED in self.writer.slots:
+            self.writer.free([self.writer.slots.pop(UNDEFINED)])
         self.words += [result.name for result in step.results if isinstance(result, WordResult)]
+
+    def with_undefined(self, step: Call, otherwise: PythonStep) -> Call:
+        """The call with a tensor for each that its operator asks for and is not given: Python says None for one that
+        is undefined, C has a handle of it."""
+        parameters = signature_of(overload_of(step.operator)).parameters
+        missing = [
+            value is None and parameter.kind.base == "Tensor" and not parameter.kind.optional
+            for parameter, value in zip(parameters, step.arguments, strict=True)
+        ]
+        if not any(missing):
+            return step
+        self.writer.call(shims.UNDEFINED, [(ops.SLOT, self.writer.slot(UNDEFINED))], otherwise)
+        given = [Ref(UNDEFINED) if gone else value for gone, value in zip(missing, step.arguments, strict=True)]
+        return replace(step, arguments=tuple(given))
 
     def places_of(self, result: Result, is_word: bool) -> tuple[int, ...]:
         """The slots for what becomes of one value that an operator returns, neighbours for a list; of an integer the
@@ -248,8 +266,7 @@ class _Assembler:
     def in_c(self, step: Call, made: Sequence[tuple[int, ...]], otherwise: PythonStep) -> bool:
         """Calls a function in C, if there is one for these arguments."""
         writer, op = self.writer, overload_of(step.operator)
-        kinds = self.kinds_of_devices(step)
-        shim = shims.shim_of(op, *kinds) if len(kinds) == 1 else None
+        shim = shims.shim_of(op, self.kind_of_device(step))
         if shim is None or not all(len(slots) == 1 for slots in made):
             return False
         try:
@@ -308,10 +325,12 @@ class _Assembler:
         if unused:
             writer.free(unused)
 
-    def kinds_of_devices(self, step: Call) -> set[str]:
-        """The kinds of devices that the tensors of a call are on."""
-        types = [result.type for result in tensors_given(step)] + [self.types[name] for name in used_names(step)]
-        return {type.device.type for type in types}
+    def kind_of_device(self, step: Call) -> str:
+        """The kind of device whose function a call is for: a GPU's, if any of its tensors is on one, as in torch's
+        dispatcher. Such a function takes numbers in tensors on the CPU, too."""
+        types = [self.types[name] for name in used_names(step) if name in self.types]
+        kinds = {type.device.type for type in types or [result.type for result in tensors_given(step)]}
+        return next((kind for kind in sorted(kinds) if kind != "cpu"), "cpu")
 
     def free(self, step: Free) -> None:
         writer = self.writer

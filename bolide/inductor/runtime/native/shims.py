@@ -33,6 +33,8 @@ GIVING = frozenset((
     *("aten::add.Tensor", "aten::mul.Scalar", "aten::addmv", "aten::addbmm"),
     *("mkldnn::_linear_pointwise", "mkldnn::_linear_pointwise.binary"),
     *("mkldnn::_convolution_pointwise", "mkldnn::_convolution_pointwise.binary"),
+    *(f"aten::_scaled_dot_product_{kind}_attention{way}"
+      for kind in ("flash", "efficient", "cudnn") for way in ("", "_backward")),
 ))  # fmt: skip
 #: Operators whose function in C writes to a tensor that it is given first: one with the layout that is expected.
 FILLING = frozenset(op.name() for op in externs.WRITING)
@@ -84,9 +86,11 @@ VIEW = Shim("aoti_torch__reinterpret_tensor", ("ptr", "i64", "ptr", "ptr", "i64"
 """tensor, dims, sizes, strides, elements to add to its offset, where the handle goes."""
 COPY = Shim("aoti_torch_copy_", ("ptr", "ptr", "i32"))
 """tensor, what is copied to it, 0."""
+UNDEFINED = Shim("aoti_torch_new_uninitialized_tensor", ("ptr",))
+"""where the handle of an undefined tensor goes."""
 SEED = Shim("bolide_seed", ("ptr", "ptr", "ptr"))
 """generator, its lock, where the seed goes."""
-ALWAYS = (EMPTY, VIEW, COPY)
+ALWAYS = (EMPTY, VIEW, COPY, UNDEFINED)
 """Those without which there is no native driver."""
 
 
@@ -251,9 +255,13 @@ def device_word(device: torch.device) -> int:
 @functools.cache
 def is_called_by_name(operator: torch._ops.OpOverload, may_log: bool) -> bool:
     """Whether an operator can be called through torch's dispatcher: it is torch's and writes to no argument. Older
-    versions of torch log the error of one that refuses its data: `may_log` says whether this may be."""
+    versions of torch log the error of one that refuses its data: `may_log` says whether this may be. torch reads the
+    results from the last one on by the types from the first one on: these have to be the same both ways."""
+    schema = operator._schema
     silent = may_log or symbol_address("torch_exception_get_what") is not None
-    return is_torchs(operator) and not operator._schema.is_mutable and (silent or not checks_data(operator))
+    types = [str(result.type) for result in schema.returns]
+    can_be_read = types == types[::-1]
+    return is_torchs(operator) and not schema.is_mutable and can_be_read and (silent or not checks_data(operator))
 
 
 def bits(value: float) -> int:
