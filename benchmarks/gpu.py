@@ -76,13 +76,18 @@ def host_us(step: Step, calls: int = 300) -> float:
     return best * 1e6
 
 
-def peak_mb(step: Step) -> float:
-    """The most memory of the device that is in use during a call, in MB."""
+def in_use() -> int:
+    """Bytes of the device's memory that tensors have."""
+    return torch.cuda.memory_allocated() if DEVICE == "cuda" else 0
+
+
+def peak_mb(step: Step, others: int) -> float:
+    """The most memory of the device that is in use during a call, in MB, less what the `others` hold."""
     if DEVICE == "cpu":
         return 0.0
     torch.cuda.reset_peak_memory_stats()
     step()
-    return torch.cuda.max_memory_allocated() / 1e6
+    return (torch.cuda.max_memory_allocated() - others) / 1e6
 
 
 def in_turn(steps: dict[str, Step], seconds: float, rounds: int = 3) -> dict[str, float]:
@@ -255,6 +260,7 @@ def models(args: argparse.Namespace, end: float) -> None:
                 first, peak, host = dict[str, float](), dict[str, float](), dict[str, float]()
                 want: list[Tensor] = []
                 for name in names:
+                    others = in_use()
                     try:
                         work = workload(model, args.scale, args.batch, mode, dtype)
                         step = model_stepper(work, compiler(name)(work.module), mode, dtype, DEVICE)
@@ -267,7 +273,7 @@ def models(args: argparse.Namespace, end: float) -> None:
                             notes.append(f"- {model} {mode} {dtype}: {name} differs from eager by {error:.2g}")
                         del got
                         step()
-                        peak[name] = peak_mb(step)
+                        peak[name] = peak_mb(step, others)
                         host[name] = host_us(step, 3) / 1e3
                         steps[name] = step
                     except Exception as error:
@@ -366,7 +372,9 @@ def first(args: argparse.Namespace, end: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("parts", nargs="*", default=list(PARTS), help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--compilers", nargs="+", default=["eager", "bolide"], help="torch: torch.compile")
+    parser.add_argument(
+        "--compilers", nargs="+", default=["eager", "bolide"], help="torch: torch.compile; torch:MODE, bolide:MODE"
+    )
     parser.add_argument("--only", nargs="+", default=[], help="kernels whose name contains one of these")
     parser.add_argument("--megabytes", nargs="+", type=int, default=[16, 256])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])

@@ -58,10 +58,12 @@ def noting(module: object, name: str, seconds: list[float]) -> Iterator[None]:
 
 
 def compiler(name: str, freezing: bool = False) -> Callable[[Any], Any]:
-    """What turns a module or function into the thing that is measured. `freezing`: parameters become constants."""
+    """What turns a module or function into the thing that is measured: eager, torch or bolide, the last two also with a
+    mode (``bolide:reduce-overhead``). `freezing`: parameters become constants."""
+    name, _, mode = name.partition(":")
     if name == "eager":
         return lambda target: target
-    options = {"options": {"freezing": True}} if freezing else {}
+    options: dict[str, Any] = {"options": {"freezing": True}} if freezing else {"mode": mode} if mode else {}
     if name == "torch":
         return functools.partial(torch.compile, **options)
     import bolide
