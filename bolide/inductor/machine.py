@@ -64,12 +64,14 @@ class Machine:
     few_rows: int = 8
     long_row: int = 1 << 14
     #: Reductions of at least `split_length` elements to fewer results than this get partial results, between
-    #: `fewest_parts` and `most_parts` of them: such along memory, and such across it.
+    #: `fewest_parts` and `most_parts` of them: such along memory, and such across it. Where these are not all of one
+    #: length, at least `least_with_rest`.
     split_rows: int = 16
     split_columns: int = 128
     split_length: int = 1 << 15
     fewest_parts: int = 4
     most_parts: int = 64
+    least_with_rest: int = 64
     #: Products of at most so many multiplications are kernels. An operand that must be laid out by rows before has at
     #: most so many elements for each row that it is multiplied by.
     most_multiplications: int = 1 << 18

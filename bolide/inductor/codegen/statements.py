@@ -422,7 +422,7 @@ class RegionWriter:
         if loop.axis.kind == "scan":
             sums = []  # each sum is read
         levels: list[int] = []
-        while sums and len(levels) < self.levels and not _at_most(start, stop, step * BLOCK ** (len(levels) + 1)):
+        while sums and len(levels) < self.levels and not _at_most(loop, start, stop, step * BLOCK ** (len(levels) + 1)):
             levels.append(step * BLOCK ** (len(levels) + 1))
         self._blocks(loop, start, stop, [step, *levels], sums, body)
 
@@ -444,9 +444,13 @@ class RegionWriter:
             for key, parts in before.items():
                 r.partials[key] = r.accumulators[key[0]].join(parts, r.partials[key])
 
-        self.repeat(loop, start, stop, step, block)
+        self.repeated(loop, start, stop, step, block)
 
     def repeat(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
+        """The iterations of a loop, which runs at least once."""
+        self.repeated(loop, start, stop, step, body)
+
+    def repeated(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
         """The plain loop: phis for the position and for the accumulators that are updated in it. Few cheap iterations
         are written out."""
         b, r = self.b, self.r
@@ -488,8 +492,12 @@ def _is_short(loop: Loop, start: Value, stop: Value, step: int, most: int) -> bo
     return -(-(stop.number - start.number) // step) * cost(loop.body) <= most
 
 
-def _at_most(start: Value, stop: Value, count: int) -> bool:
-    return start.number is not None and stop.number is not None and stop.number - start.number <= count
+def _at_most(loop: Loop, start: Value, stop: Value, count: int) -> bool:
+    """Whether a loop from `start` to `stop` has at most so many iterations."""
+    most = loop.axis.extent.bounds()[1]
+    if start.number is not None and stop.number is not None:
+        most = stop.number - start.number
+    return most is not None and most <= count
 
 
 def _kept_places(places: list[tuple[Node | None, tuple[Axis, ...]]]) -> tuple[str, Expr | None]:

@@ -14,6 +14,7 @@ A base can be updated where
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -58,6 +59,9 @@ from bolide.symbolic import Expr
 
 # ---- long reductions -------------------------------------------------------------------------------------------------
 
+#: Parts and a rest are taken where these are so many times as many as parts of one length.
+_FAR_MORE = 8
+
 
 def split_reductions(program: Program, machine: Machine) -> Program:
     """The program with every long reduction to few results as reductions of parts, and of what these give.
@@ -79,7 +83,7 @@ def split_reductions(program: Program, machine: Machine) -> Program:
     return replace(program, definitions=[*chain.from_iterable(map(in_parts, program.definitions))])
 
 
-def _parts(definition: Computed, machine: Machine, sizes: Mapping[str, int]) -> tuple[str, int] | None:
+def _parts(definition: Computed, machine: Machine, sizes: Mapping[str, int]) -> tuple[str, Expr] | None:
     """The reduced axis to split, and the number of its parts."""
     if definition.reduce_op not in (*JOINED_BY, "argmin", "argmax"):
         return None
@@ -89,24 +93,47 @@ def _parts(definition: Computed, machine: Machine, sizes: Mapping[str, int]) -> 
         return None
     if results.value >= (machine.split_rows if _along_memory(definition) else machine.split_columns):
         return None
-    name, extent = definition.reduce_axes[0]
-    numbers = range(machine.most_parts, machine.fewest_parts - 1, -1)
-    divisor = next((n for n in numbers if extent.value % n == 0), None) if extent.is_const else None
-    costly = divisor is None or definition.position is not None  # more steps than two
-    if costly and length.value < 2 * machine.grain:
-        return None  # not worth a second thread
-    if divisor is not None:
-        return name, divisor
-    # a rest has fewer elements than there are parts: little where each of these has as many
-    long = [name for name, extent in definition.reduce_axes if extent.subs(sizes).value >= machine.most_parts**2]
-    return (long[0], machine.most_parts) if long else None
+    is_worth_steps = length.value >= 2 * machine.grain  # more steps than two are worth their time
+    if definition.position is not None and not is_worth_steps:
+        return None
+    even = _even_parts(definition, machine, sizes)
+    uneven = _parts_and_rest(definition, machine, sizes) if is_worth_steps else None
+    if even is None or (uneven is not None and uneven[0] >= _FAR_MORE * even[0]):
+        return uneven and uneven[1:]
+    return even[1:]
 
 
-def _split(definition: Computed, axis: str, number: int) -> list[Definition]:
+def _even_parts(definition: Computed, machine: Machine, sizes: Mapping[str, int]) -> tuple[int, str, Expr] | None:
+    """The first axis that can be cut into many parts of one length, or the one with most: how many these typically are,
+    the axis, and their number. Of an axis of unknown extent, each element is a part. An axis along memory is left in
+    runs."""
+    found: list[tuple[int, str, Expr]] = []
+    for place, (name, extent) in enumerate(definition.reduce_axes):
+        typical = extent.subs(sizes).value
+        in_runs = place == len(definition.reduce_axes) - 1 and _along_memory(definition)
+        most = min(machine.most_parts, typical // machine.shortest_run if in_runs else typical)
+        if extent.is_const:
+            numbers = range(most, machine.fewest_parts - 1, -1)
+            found += [(n, name, Expr.const(n)) for n in numbers if extent.value % n == 0][:1]
+        elif machine.fewest_parts <= typical <= most:
+            found.append((typical, name, extent))
+    many = [each for each in found if 2 * each[0] >= machine.most_parts]
+    return many[0] if many else max(found, key=lambda each: each[0], default=None)
+
+
+def _parts_and_rest(definition: Computed, machine: Machine, sizes: Mapping[str, int]) -> tuple[int, str, Expr] | None:
+    """The longest axis, and a number of parts of which each has as many elements as there are parts: the rest, which
+    has fewer, is little then."""
+    typical, name = max((extent.subs(sizes).value, name) for name, extent in definition.reduce_axes)
+    number = min(machine.most_parts, 1 << math.isqrt(typical).bit_length() - 1)
+    return (number, name, Expr.const(number)) if number >= machine.least_with_rest else None
+
+
+def _split(definition: Computed, axis: str, count: Expr) -> list[Definition]:
     """The definitions of the parts of this axis, and of what is reduced from them, which has the definition's name. Of
     argmin and argmax the values of the best elements are kept as well as their places."""
     extent = dict(definition.reduce_axes)[axis]
-    count, size, rest = Expr.const(number), extent // number, extent % number
+    size, rest = (Expr.const(1), Expr.const(0)) if count == extent else (extent // count, extent % count)
     forms = [definition]
     if definition.position is not None:
         best = replace(definition, reduce_op="min" if definition.reduce_op == "argmin" else "max", position=None)

@@ -457,3 +457,19 @@ def test_a_team_adds_up_across_memory(team: int, rows: int) -> None:
     kernel = made((param("y", 3, role="out"), param("x", rows * 3)), grid("j", 3, *body), team=team)
     x = torch.randn(rows, 3)
     torch.testing.assert_close(check(kernel, {"y": torch.zeros(3), "x": x.flatten()})["y"], x.sum(0))
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("team", TEAMS)
+def test_long_sums_are_rounded_little(team: int, known: bool) -> None:
+    """Of equal numbers, all roundings of a plain sum are to the same side."""
+    length = 120_000 + int(torch.randint(1000, ()))
+    n: Expr = as_expr(length) if known else Expr.var("n", 1)
+    x = load("x", var("j", n))
+    body = (Init("total", "sum", f32), shared("j", n, Update("total", x)), store("y", var("i", 1), acc("total")))
+    params = param("y", 1, role="out"), param("x", n)
+    kernel = made(params, grid("i", 1, *body), team=team, sizes=() if known else ("n",))
+    number = torch.rand(()) + 0.1
+    buffers = {"y": torch.zeros(1), "x": number.expand(length).contiguous()}
+    emulate(kernel, buffers, None if known else {"n": length}, 1)
+    torch.testing.assert_close(buffers["y"][0].double(), number.double() * length, rtol=4e-6, atol=0)

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import bolide
+from bolide.inductor.ir.definitions import volume
 from bolide.inductor.ir.evaluate import evaluate
 from bolide.inductor.lowering import lower
-from bolide.inductor.machine import host_machine
+from bolide.inductor.machine import HOPPER, host_machine
+from bolide.inductor.schedule import pipeline
 from bolide.inductor.schedule.split import split_reductions
 from tests.schedule_tools import compiled, graph_of
 
@@ -108,6 +110,28 @@ def test_gradients_and_strides():
     close(fast(x), program(x))
     (mine,), (theirs,) = torch.autograd.grad(fast(x), x), torch.autograd.grad(program(x), x)
     close(mine, theirs)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(8, 300, 128), (3, 50_000), (4, 90_001), (150_001,)], ids=str)
+def test_a_gpu_is_given_many_parts(shape, dynamic, monkeypatch):
+    """Whichever axis allows them; and these are of many elements."""
+    programs = []
+
+    def split(program, machine):
+        programs.append(program)
+        return split_reductions(program, machine)
+
+    monkeypatch.setattr(pipeline, "split_reductions", split)
+    x = torch.randn(shape)
+    bolide.compile(torch.sum, dynamic=dynamic)(x)
+    (program,) = programs
+    after = split_reductions(program, HOPPER)
+    parts = next(d for d in after.definitions if d.name.endswith("_parts"))
+    many = volume(parts.shape).subs(after.size_vars)
+    assert 100 < many.value <= min(HOPPER.most_parts, x.numel() // 32)
+    if not dynamic:
+        close(evaluate(after, [x])[0], x.sum())
 
 
 def test_results_do_not_depend_on_the_number_of_threads():

@@ -139,7 +139,7 @@ class TeamWriter(RegionWriter):
     ) -> None:
         """`size`: the threads of a team."""
         super().__init__(kernel, dependences, machine, declarations)
-        self.levels = 1
+        self.levels = 2
         self.symbol, self.written = symbol, dependences.written
         self.hazards = Hazards(kernel)
         self.axes: list[Axis] = []  # of the loops around
@@ -341,8 +341,8 @@ class TeamWriter(RegionWriter):
     def repeat(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
         """What a thread adds up it takes several iterations at a time of, so that loads do not wait for each other. The
         order of the additions is the same."""
-        b, r, plain = self.b, self.r, super().repeat
-        times = iterations_at_once(loop) if r.lanes == 1 else 1
+        b, r, plain = self.b, self.r, self.repeated
+        times = iterations_at_once(loop, r.lanes)
         if times == 1:
             plain(loop, start, stop, step, body)
             return
@@ -424,7 +424,7 @@ class TeamWriter(RegionWriter):
 
         def run() -> None:
             self.hoist(loop.body, changed_by((loop,)))
-            self.repeat(loop, start, stop, step, body)
+            self.counted(loop, start, stop, step, body)
 
         self.is_apart = True
         with self._lanes_of(loop, width):

@@ -18,7 +18,7 @@ WIDEST = 16
 _MOST = 1 << 10
 #: Turns that are written out, one after the other, so that loads do not wait for each other.
 _TURNS = 8
-#: Iterations of a thread's own loop that are written out, and instructions of these.
+#: Iterations of a thread's loop that are written out, and instructions of these times elements.
 _AT_ONCE, _UNROLLED = 8, 160
 
 
@@ -33,13 +33,13 @@ def width_of(axis: Axis, body: Sequence[Stmt], team: int = 1) -> int:
     return width
 
 
-def iterations_at_once(loop: Loop) -> int:
-    """Iterations that a thread takes at a time of a loop which adds up what it loads."""
+def iterations_at_once(loop: Loop, width: int) -> int:
+    """Iterations, of so many elements each, that a thread takes at a time of a loop which adds up what it loads."""
     loads = any(True for _ in loads_of(roots_in(loop.body)))
     if not loads or not all(isinstance(statement, Update) for statement in loop.body):
         return 1
     times = _AT_ONCE
-    while times > 1 and times * cost(loop.body) > _UNROLLED:
+    while times > 1 and times * width * cost(loop.body) > _UNROLLED:
         times //= 2
     return times
 
