@@ -72,6 +72,10 @@ class Machine:
     fewest_parts: int = 4
     most_parts: int = 64
     least_with_rest: int = 64
+    #: Reductions to places (argmax) of at least so many elements: those of the parts go through memory with the values.
+    #: As many parts of all results as there should be threads are enough.
+    places_length: int = 1 << 17
+    enough_parts: int = 1 << 18
     #: Products of at most so many multiplications are kernels. An operand that must be laid out by rows before has at
     #: most so many elements for each row that it is multiplied by.
     most_multiplications: int = 1 << 18
@@ -170,6 +174,7 @@ HOPPER = Machine(
     split_columns=1 << 13,
     split_length=1 << 12,
     most_parts=1 << 10,
+    places_length=1 << 12,
     most_multiplications=0,
     most_places=0,
     most_small_window=0,

@@ -54,6 +54,18 @@ def test_the_pass_keeps_the_meaning(name):
         close(mine, theirs)
 
 
+@pytest.mark.parametrize("op", ["sum", "prod", "amax", "amin", "any", "all", "argmax", "argmin"])
+@pytest.mark.parametrize("shape", [(8192, 16), (4096, 256)], ids=str)
+def test_a_gpu_reduces_columns_on_many_threads(shape, op):
+    """Whatever the reduction is; and its parts are few beside what is reduced."""
+    x = torch.randint(0, 3, shape).to(torch.bool if op in ("any", "all") else torch.float32)
+    program = lower(graph_of(lambda x: getattr(torch, op)(x, 0), [x])[0])
+    after = split_reductions(program, HOPPER)
+    parts = [volume(d.shape).value for d in after.definitions if d.name.endswith("_parts")]
+    assert all(HOPPER.few_threads <= points <= x.numel() // 4 for points in parts) and parts
+    close(evaluate(after, [x])[0], getattr(torch, op)(x, 0))
+
+
 @pytest.mark.parametrize("length", [1 << 17, 131_101])
 @pytest.mark.parametrize("op", [torch.argmax, torch.argmin])
 def test_places_of_equal_values_and_of_nan(op, length):
