@@ -133,7 +133,8 @@ def choose_schedule(
     ordering = addresses
     copies_runs = not inner and _has_runs(tuple(outer), addresses, machine.shortest_run)
     if copies_runs:  # memory is read ahead along its order, but not written so
-        ordering = sorted(addresses, key=lambda expr: expr in stores)
+        names = {name for name, _ in outer}  # first, those of what is as large as the result
+        ordering = sorted(addresses, key=lambda expr: (-len(names & expr.free_vars), expr in stores))
     strides = {name: [_stride(expr, name) for expr in ordering] for name, _ in (*outer, *inner)}
     kept = serial if any(stage.mode == "set" for stage in group.stages) else ()  # of several values the last one stays
     outer.sort(key=lambda axis: (axis[0] in serial, 0 if axis[0] in kept else -_typical(strides[axis[0]])))

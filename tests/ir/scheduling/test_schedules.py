@@ -113,3 +113,18 @@ def test_explain_shows_it():
     assert bound.startswith("parallel") and "reduce_vector" in bound and "< 40" in bound
     assert any("accesses are consecutive along it" in reason for reason in why)
     assert kernel.schedule.splitlines()[0] in str(shown)
+
+
+@pytest.mark.parametrize("vectors", [0, 1, 4])
+def test_loops_follow_memory_whatever_small_operands_lie_like(vectors):
+    """A tensor that is read and written in order is one run for each channel, also if channels are scaled."""
+
+    def scaled(x, *scales):
+        for scale in scales:
+            x = (x - scale[:, None, None]) * scale[:, None, None]
+        return x.relu()
+
+    graph = compiled(scaled, (torch.randn(3, 5, 32, 64), *torch.randn(vectors, 5)))
+    (kernel,) = graph.kernels
+    extents = [axis.extent.value for axis in kernel.schedule.outer]
+    assert extents == ([3, 5, 32 * 64] if vectors else [3 * 5 * 32 * 64])
