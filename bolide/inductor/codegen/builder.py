@@ -24,11 +24,12 @@ BITS = {
     "i64": 64,
     "i128": 128,
     "half": 16,
+    "bfloat": 16,
     "float": 32,
     "double": 64,
     "ptr": 64,
 }
-FLOATS = frozenset(("half", "float", "double"))
+FLOATS = frozenset(("half", "bfloat", "float", "double"))
 
 
 def llvm_type(scalar: str, lanes: int) -> str:
@@ -60,7 +61,7 @@ def to_float32(value: float) -> float:
 
 def mangle(scalar: str, lanes: int) -> str:
     """The suffix LLVM gives overloaded intrinsics for a type."""
-    name = {"half": "f16", "float": "f32", "double": "f64", "ptr": "p0"}.get(scalar, scalar)
+    name = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64", "ptr": "p0"}.get(scalar, scalar)
     return name if lanes == 1 else f"v{lanes}{name}"
 
 

@@ -180,7 +180,7 @@ class FunctionValues(Scope):
                 return narrow
         if any(arg.lanes > 1 for arg in args):
             args = tuple(self.wide(arg) for arg in args)
-        whole = _rounded_to_bfloat16(node)
+        whole = None if self.b.target.rounds else _rounded_to_bfloat16(node)
         if whole is not None and whole in self._cache:
             rounded = self._through_bfloat16(whole)
             return rounded if node.dtype is torch.float32 or self.paired else upper_half(rounded)

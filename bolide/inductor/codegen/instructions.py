@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from bolide.inductor.codegen import math32
-from bolide.inductor.codegen.builder import BITS, FLOATS, Builder, Value
+from bolide.inductor.codegen.builder import BITS, FLOATS, Builder, Value, llvm_type
 from bolide.inductor.codegen.math_calls import ELEMENTARY, elementary
 from bolide.inductor.ir.scalar_ops import NARROW_FLOATS
 
@@ -58,7 +58,9 @@ def cast(value: Value, source: torch.dtype, target: torch.dtype) -> Value:
         return cast(_widen(value, source), torch.float32, target)
     if target in NARROW_FLOATS:
         value = cast(value, source, torch.float32)
-        return b.convert("fptrunc", value, "half") if target == torch.float16 else upper_half(through_bfloat16(value))
+        if target == torch.float16:
+            return b.convert("fptrunc", value, "half")
+        return _rounded(value) if b.target.rounds else upper_half(through_bfloat16(value))
     kind = REGISTER[target]
     if source == torch.bool and kind in FLOATS:
         return b.select(value, b.const(1.0, kind, value.lanes), 0.0)
@@ -80,7 +82,22 @@ def _widen(value: Value, source: torch.dtype) -> Value:
         return value
     if source == torch.float16:
         return b.convert("fpext", value, "float")
+    if b.target.triple and value.lanes > 2:
+        return _widen_pairs(value)
     return b.bitcast(b.convert("zext", value, "i32") << 16, "float")
+
+
+def _widen_pairs(value: Value) -> Value:
+    """bfloat16s as float32s, where 32 bits of a register hold two: an instruction each."""
+    b, count = value.b, value.lanes // 2
+    pairs = b.emit(f"bitcast {value} to {llvm_type('i32', count)}", "i32", count)
+    order = [lane // 2 + lane % 2 * count for lane in range(value.lanes)]
+    return b.bitcast(b.shuffle(pairs << 16, order, (pairs & -0x10000).text), "float")
+
+
+def _rounded(value: Value) -> Value:
+    """A float32 rounded to bfloat16 by an instruction."""
+    return value.b.bitcast(value.b.convert("fptrunc", value, "bfloat"), "i16")
 
 
 def upper_half(value: Value) -> Value:
@@ -93,8 +110,6 @@ def through_bfloat16(value: Value, short_nans: bool = False) -> Value:
     """A float32 rounded to the nearest bfloat16, ties to even, without moving bits between lanes; NaN becomes a quiet
     NaN. `short_nans`: the lower half of each NaN's bits is zero, so rounding leaves it a NaN."""
     b = value.b
-    if b.target.rounds:
-        return _widen(b.bitcast(b.convert("fptrunc", value, "bfloat"), "i16"), torch.bfloat16)
     bits = b.bitcast(value, "i32")
     lanes = b.target.vector_bits // 32
     if b.target.dots and bits.lanes % lanes == 0:

@@ -268,8 +268,9 @@ def _library(text: str) -> dict[str, int]:
     """The addresses of what the module defines; its code stays."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-    target = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=1)
+    cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
+    features |= dict.fromkeys(("avx512bf16", "avxneconvert"), False)  # take subnormals for 0
+    target = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=features.flatten(), opt=1)
     module = llvm.parse_assembly(text)
     module.verify()
     engine = llvm.create_mcjit_compiler(module, target)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import os
 import sys
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -473,3 +476,45 @@ def test_long_sums_are_rounded_little(team: int, known: bool) -> None:
     buffers = {"y": torch.zeros(1), "x": number.expand(length).contiguous()}
     emulate(kernel, buffers, None if known else {"n": length}, 1)
     torch.testing.assert_close(buffers["y"][0].double(), number.double() * length, rtol=4e-6, atol=0)
+
+
+def to_bfloat16(exact: Fraction) -> torch.Tensor:
+    """An exact result rounded once, to the nearest bfloat16, ties to even."""
+    if not exact:
+        return torch.zeros((), dtype=bf16)
+    size, exponent = abs(exact), -133
+    while size >= Fraction(2) ** (exponent + 8):
+        exponent += 1
+    digits = round(size / Fraction(2) ** exponent)  # Python rounds ties to even, too
+    magnitude = math.inf if digits * Fraction(2) ** exponent >= 2**128 else math.ldexp(digits, exponent)
+    return torch.tensor(math.copysign(magnitude, exact), dtype=f64).to(f32).to(bf16)
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul"])
+def test_arithmetic_of_bfloat16(name: str) -> None:
+    """It is done two at a time in bfloat16, with eager's results to the bit: what is rounded to float32 before has been
+    rounded once. All bit patterns, and pairs that nearly cancel or lie near ties."""
+    count = 4096
+    bits = torch.randint(-(1 << 15), 1 << 15, (2, count), dtype=torch.int16)
+    x, y = bits.view(bf16)
+    near = torch.randint(-24, 24, (count // 2,))
+    y[: count // 2] = torch.ldexp(
+        y[: count // 2].float().frexp()[0], x[: count // 2].float().frexp()[1] + near
+    ).bfloat16()
+    i = var("i", count)
+    body = op("cast", op(name, *(op("cast", load(given, i, bf16), dtype=f32) for given in "xy")), dtype=bf16)
+    kernel = made(
+        (*(param(n, count, bf16, "out" if n == "z" else "in") for n in "zxy"),),
+        grid("i", count, store("z", i, body), kind="vector"),
+    )
+    text, _ = gpu_module([kernel], HOPPER)
+    assert f"{name}.rn.bf16x2" in ptx_of(text, HOPPER.target)
+    result = check(kernel, {"z": torch.zeros(count, dtype=bf16), "x": x, "y": y})["z"]
+    eager = getattr(torch, name)(x, y)
+    is_number = ~eager.isnan()
+    assert torch.equal(result.isnan(), eager.isnan())
+    assert torch.equal(result[is_number].view(torch.int16), eager[is_number].view(torch.int16))
+    finite = x.isfinite() & y.isfinite()
+    for left, right, got in zip(*(t[finite][:1000].double().tolist() for t in (x, y)), result[finite][:1000]):
+        exact = getattr(operator, name)(Fraction(left), Fraction(right))
+        assert to_bfloat16(exact).item() == got.item(), f"seed {SEED}: {name}({left!r}, {right!r})"

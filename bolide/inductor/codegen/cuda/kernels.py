@@ -14,6 +14,7 @@ from functools import partial
 
 from bolide.inductor.codegen.analysis import Dependences, changed_by, updated_in
 from bolide.inductor.codegen.builder import Builder, Value
+from bolide.inductor.codegen.cuda.bfloat16 import in_bfloat16
 from bolide.inductor.codegen.cuda.hazards import Hazards, is_together
 from bolide.inductor.codegen.cuda.teams import ROOM, WARP, Team, special
 from bolide.inductor.codegen.cuda.widths import WIDEST, is_short, iterations_at_once, multiple_of, width_of
@@ -99,6 +100,9 @@ class ThreadValues(FunctionValues):
         value = super().read(name)
         self.partials = kept
         return value
+
+    def _compute(self, node: Node) -> Value:
+        return in_bfloat16(self, node) or super()._compute(node)
 
     def argument(self, position: int, kind: str) -> Value:
         return Value(self.b, f"%a{position}", kind, 1)
