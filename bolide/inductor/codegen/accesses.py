@@ -113,6 +113,12 @@ def _active(scope: Scope, mask: Value | None) -> Value | None:
     return mask if scope.mask is None else mask & scope.mask
 
 
+def _lanes_on(scope: Scope, where: Place, mask: Value | None) -> Value | None:
+    """`_active`, of one lane where a GPU's thread reads or writes a run as a whole or not at all."""
+    is_whole = scope.b.target.triple and where.shape == "run" and where.stride == 1 and scope.mask is None
+    return mask if mask is not None and mask.lanes == 1 and is_whole else _active(scope, mask)
+
+
 def _spare(b: Builder, name: str) -> Value:
     """An address for lanes that are off: of ``zeros`` to read, or ``nowhere``, which may be written to."""
     kind = "constant" if name == "zeros" else "global"
@@ -146,7 +152,7 @@ def load(scope: Scope, node: Node, values: tuple[Value, ...]) -> Value:
         result = _load_one(scope, where.pointer, _active(scope, mask) if several else mask, kind)
     else:
         pairs = scope.paired and where.shape == "run"
-        result = _read_pairs(scope, where) if pairs else _read(scope, where, _active(scope, mask), kind)
+        result = _read_pairs(scope, where) if pairs else _read(scope, where, _lanes_on(scope, where, mask), kind)
     return b.compare("icmp ne", result, 0) if node.dtype == torch.bool else result
 
 
@@ -181,7 +187,8 @@ def store(scope: Scope, statement: Store, value: Value, values: tuple[Value, ...
         return
     if dtype == torch.bool:
         value = b.convert("zext", value, "i8")
-    active = mask if where.shape == "one" and statement.mode == "set" else _active(scope, mask)
+    is_one = where.shape == "one" and statement.mode == "set"
+    active = mask if is_one else _lanes_on(scope, where, mask)
     if statement.mode == "set" or (statement.mode != "atomic_add" and where.distinct):
         if where.shape != "one":
             value = scope.wide(value)
@@ -198,15 +205,24 @@ def store(scope: Scope, statement: Store, value: Value, values: tuple[Value, ...
 def _read(scope: Scope, where: Place, active: Value | None, kind: str) -> Value:
     """One element per lane; 0 where a lane is off."""
     b, lanes = scope.b, scope.lanes
-    if where.shape == "run" and where.stride == 1 and active is None:
+    if where.shape == "run" and where.stride == 1 and (active is None or active.lanes == 1):
         align = where.align or BITS[kind] // 8
-        return b.emit(f"load {llvm_type(kind, lanes)}, {where.pointer}, align {align}", kind, lanes)
+        load = f"load {llvm_type(kind, lanes)}, {where.pointer}, align {align}"
+        return b.emit(load, kind, lanes) if active is None else _if_on(b, active, load, kind, lanes)
     if b.target.triple:
         return _read_by_lane(scope, where, active, kind)
     if where.shape == "run" and where.stride != 1:
         address, order, mask = _spread(scope, where, active, kind)
         return b.shuffle(_masked_read(address, mask, kind), order)
     return _masked_read(where.pointer, active or b.const(1, "i1", lanes), kind)
+
+
+def _if_on(b: Builder, on: Value, load: str, kind: str, lanes: int) -> Value:
+    """What a load gives, or zeros."""
+    before = b.block
+    with b.when(on):
+        loaded, block = b.emit(load, kind, lanes), b.block
+    return b.merge(loaded, block, Value(b, "zeroinitializer", kind, lanes), before)
 
 
 def _read_by_lane(scope: Scope, where: Place, active: Value | None, kind: str) -> Value:
@@ -277,8 +293,9 @@ def _write(scope: Scope, where: Place, value: Value, active: Value | None, kind:
         with _where_on(scope, address, active) as address:
             b.do(f"store {value}, {address}, align {align}")
         return
-    if where.shape == "run" and where.stride == 1 and active is None:
-        b.do(f"store {value}, {address}, align {where.align or align}")
+    if where.shape == "run" and where.stride == 1 and (active is None or active.lanes == 1):
+        with _where_on(scope, address, active) as address:
+            b.do(f"store {value}, {address}, align {where.align or align}")
         return
     if b.target.triple:
         for lane in range(scope.lanes):

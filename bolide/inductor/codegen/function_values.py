@@ -179,7 +179,8 @@ class FunctionValues(Scope):
             if narrow is not None:
                 return narrow
         if any(arg.lanes > 1 for arg in args):
-            args = tuple(self.wide(arg) for arg in args)
+            keeps = node.op == "where" and args[0].lanes == 1 and bool(self.b.target.triple)
+            args = (*args[:keeps], *(self.wide(arg) for arg in args[keeps:]))
         whole = None if self.b.target.rounds else _rounded_to_bfloat16(node)
         if whole is not None and whole in self._cache:
             rounded = self._through_bfloat16(whole)

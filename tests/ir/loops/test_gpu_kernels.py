@@ -518,3 +518,30 @@ def test_arithmetic_of_bfloat16(name: str) -> None:
     for left, right, got in zip(*(t[finite][:1000].double().tolist() for t in (x, y)), result[finite][:1000]):
         exact = getattr(operator, name)(Fraction(left), Fraction(right))
         assert to_bfloat16(exact).item() == got.item(), f"seed {SEED}: {name}({left!r}, {right!r})"
+
+
+@pytest.mark.parametrize("team", TEAMS)
+@pytest.mark.parametrize("dtype", [bf16, f32])
+def test_rows_in_two_parts(team: int, dtype: torch.dtype) -> None:
+    """Conditions that hold for all elements of a thread's, or not, and such that do not: what is read and written under
+    them, and chosen by them."""
+    rows, columns = 3, 256
+    cut = int(torch.randint(0, 65, ())) * 4 + int(torch.randint(0, 2, ())) * int(torch.randint(0, 4, ()))
+    i, j = var("i", rows), var("j", columns)
+    place, bound = Node.make("index", i64, (), j), const(cut, i64)
+    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
+        for left, right in ((place, bound), (bound, place)):
+            on = op(name, left, right, dtype=torch.bool)
+            off = op("not", on)
+            x = load("x", i * columns + j, dtype, on, masked=True)
+            y = load("x", i * columns + columns - 1 - j, dtype, off, masked=True)
+            body = (
+                store("z", i * columns + j, op("where", on, x, y)),
+                store("w", i * columns + j, x, off, masked=True),
+            )
+            params = (*(param(n, rows * columns, dtype, "out") for n in "zw"), param("x", rows * columns, dtype))
+            loops = grid(
+                "i", rows, shared("j", columns, *body) if team > 1 else grid("j", columns, *body, kind="vector")
+            )
+            given = {n: torch.zeros(rows * columns, dtype=dtype) for n in "zw"}
+            check(made(params, loops, team=team), {**given, "x": torch.randn(rows * columns).to(dtype)})

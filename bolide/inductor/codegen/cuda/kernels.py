@@ -27,7 +27,7 @@ from bolide.inductor.ir.definitions import volume
 from bolide.inductor.ir.loops import Axis, Init, Kernel, Local, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.walks import loads_of, nodes_below, roots_in, roots_of, statements
 from bolide.inductor.machine import Machine
-from bolide.symbolic import Expr
+from bolide.symbolic import Expr, as_expr
 from bolide.symbolic.expr import Atom
 
 #: A load, the number of a thread's turn in a loop, and how far turns are apart.
@@ -104,6 +104,22 @@ class ThreadValues(FunctionValues):
     def _compute(self, node: Node) -> Value:
         return in_bfloat16(self, node) or super()._compute(node)
 
+    def _compare_places(self, node: Node) -> Value | None:
+        """A comparison that has one result for all of a thread's lanes, whose first one is at a multiple of so many:
+        the halves of a row, or what is concatenated."""
+        bound = _bound(node)
+        if self.vector is None or bound is None:
+            return super()._compare_places(node)
+        is_below, place = bound
+        step = place.coefficient(self.vector)
+        if step is not None and step.is_const and step.value == -1:
+            is_below, place, step = not is_below, -place - 1, -step
+        if self.varying & place.free_vars != {self.vector} or step is None or not (step.is_const and step.value == 1):
+            return super()._compare_places(node)
+        if multiple_of(place, {self.vector: self.lanes}) % self.lanes:
+            return super()._compare_places(node)
+        return self.b.compare("icmp slt" if is_below else "icmp sge", self.scalar(place), 0)
+
     def argument(self, position: int, kind: str) -> Value:
         return Value(self.b, f"%a{position}", kind, 1)
 
@@ -116,6 +132,13 @@ class ThreadValues(FunctionValues):
             return known
         left, right = (self.b.convert("trunc", self.scalar(arg), "i32") for arg in atom.args)
         return self.remember(("atom", atom), self.b.convert("sext", integer_atom(atom, left, right), "i64"))
+
+
+def _bound(node: Node) -> tuple[bool, Expr] | None:
+    """An expression, and whether a comparison of places says that it is below 0, or that it is not."""
+    left, right = (as_expr(o.arg if o.op == "index" else int(o.arg)) for o in node.src)
+    difference = left - right - (node.op in ("le", "gt"))
+    return (node.op in ("lt", "le"), difference) if node.op in ("lt", "le", "gt", "ge") else None
 
 
 def _texts(parts: Parts) -> list[str]:
