@@ -105,6 +105,14 @@ def main() -> None:
             4.0,
             7,
         ),
+        # erfc(x) = 2^(x P(x)) for 0 < x < 4.3, and less than 2^-29 beyond; weight: what an error of P does to erfc
+        "LOG2_ERFC": (
+            lambda x: mpmath.log(mpmath.erfc(x), 2) / x,
+            lambda x: x * mpmath.erfc(x) * ln2,
+            1e-9,
+            4.3,
+            7,
+        ),
         # tanh(x) = x + x^3 P(x^2) for |x| < 0.56
         "TANH_SMALL": (
             lambda s: (mpmath.tanh(mpmath.sqrt(s)) / mpmath.sqrt(s) - 1) / s,

@@ -53,6 +53,16 @@ ERF_UNDER = (
     2.3158974727266468e-05,
     -1.1220909357234632e-07,
 )
+LOG2_ERFC = (
+    -1.6279085874557495,
+    -0.918416440486908,
+    -0.14848147332668304,
+    0.02825346030294895,
+    -0.0007744223694317043,
+    -0.00148956838529557,
+    0.0004455549642443657,
+    -4.536640699370764e-05,
+)
 TANH_SMALL = (
     -0.3333331346511841,
     0.13332436978816986,
@@ -61,18 +71,28 @@ TANH_SMALL = (
     -0.006169613916426897,
 )
 LOG2_E = 1.4426950408889634
-EXP_MOST = 88.72283172607422  # the largest number whose power of e is finite, and y, which is rounded, below 128
+WHOLE = 1.5 * 2**23 + 127
 LN2_HIGH = 0.693145751953125  # 15 bits: n * LN2_HIGH is exact for |n| < 512
 LN2_LOW = 1.428606765330187e-06
 
 
 def quotient(a: Operand, d: Value) -> Value:
-    """a / d; of float32 on a GPU 2 ulp: the product with its approximation of 1 / d."""
+    """a / d; of float32 on a GPU, where d is at least 1, 2 ulp: the product with its approximation of 1 / d."""
     b = d.b
     if not b.target.triple or d.scalar != "float":
         return b.like(a, d) / d
-    inverse = b.binary("fdiv afn", b.like(1.0, d), d)
+    # A quarter, twice: the largest denominators have subnormal inverses, which the approximation takes for 0.
+    inverse = _approximate("rcp.approx.ftz.f", d * 0.25) * 0.25
     return inverse if a == 1.0 else inverse * a
+
+
+def _approximate(name: str, x: Value) -> Value:
+    """An instruction of GPUs for one float32, on all lanes. Subnormal numbers are 0 to it."""
+    b, results = x.b, Value(x.b, "poison", "float", x.lanes)
+    for lane in range(x.lanes):
+        result = b.call(f"llvm.nvvm.{name}", (b.extract(x, lane),), "float")
+        results = b.insert(results, result, lane) if x.lanes > 1 else result
+    return results
 
 
 def horner(x: Value, coefficients: tuple[float, ...]) -> Value:
@@ -129,18 +149,18 @@ def _exp_scaled(n: Value, r: Value) -> Value:
 def exp(x: Value) -> Value:
     """e^x; 1.04 ulp, also where the result is subnormal. (On a GPU 1 ulp, and that of its 2^x.)"""
     if x.b.target.triple:
-        result = _exp_by_exp2(clamp(x, -104.0, EXP_MOST))
-        return x.b.select(x.b.compare("fcmp ogt", x, EXP_MOST), math.inf, result)
+        return _exp_by_exp2(x)
     return _exp_scaled(*_reduce_exp(clamp(x, -104.0, 89.0)))
 
 
 def _exp_by_exp2(x: Value) -> Value:
-    """e^x = 2^y (1 + rest), where y is x log2 e, and rest what rounding has lost of it; -104 <= x <= `EXP_MOST`."""
+    """e^x = 2^n 2^rest, where n is an integer near x log2 e, the exponent of a normal number: the sum with a large
+    number is rounded to an integer, whose lowest bits are those of 2^n."""
     b = x.b
-    y = x * LOG2_E
-    rest = b.fma(x, LOG2_E - to_float32(LOG2_E), b.fma(x, LOG2_E, -y))
-    power = b.intrinsic("exp2", y)
-    return b.fma(power, rest * math.log(2), power)
+    whole = b.fma(clamp(x, -87.0, 88.0), LOG2_E, WHOLE)
+    n = whole - WHOLE
+    rest = b.fma(x, LOG2_E - to_float32(LOG2_E), b.fma(x, LOG2_E, -n))
+    return _approximate("ex2.approx.ftz.f32", rest) * b.bitcast(b.bitcast(whole, "i32") << 23, "float")
 
 
 def expm1(x: Value) -> Value:
@@ -249,7 +269,8 @@ def tanh(x: Value) -> Value:
     size = b.select(b.compare("fcmp ogt", size, 10.0), 10.0, size)
     twice = size + size
     grown = _exp_by_exp2(twice) if b.target.triple else _exp_scaled(*_reduce_exp(twice))
-    large = 1.0 - quotient(2.0, grown + 1.0)
+    over = grown + 1.0
+    large = 1.0 - (_approximate("rcp.approx.ftz.f", over) * 2.0 if b.target.triple else 2.0 / over)
     return b.intrinsic("copysign", b.select(is_large, large, small), x)
 
 
@@ -265,19 +286,31 @@ def erf(x: Value) -> Value:
     size = b.intrinsic("fabs", x)
     is_large = b.compare("fcmp ogt", size, 0.925)
     size = b.select(b.compare("fcmp ogt", size, 4.0), 4.0, size)
-    large = 1.0 - _exp_scaled(*_reduce_exp(size * horner(size, ERF_LARGE)))
+    power = size * horner(size, ERF_LARGE)
+    large = 1.0 - (_exp_by_exp2(power) if b.target.triple else _exp_scaled(*_reduce_exp(power)))
     return b.select(is_large, b.intrinsic("copysign", large, x), small)
 
 
 def erf_plus_1(x: Value) -> Value:
     """1 + erf(x), which is twice the normal distribution at x √2: within 2^-21 of it (not relative), exactly 0 and 2
     far out. x P(x^2) / Q(x^2), a third of the work of `erf`."""
+    if x.b.target.triple:
+        return _erf_plus_1_by_exp2(x)
     b = x.b
     x = clamp(x, -3.92, 3.92)
     square = x * x
     total = quotient(x * horner(square, ERF_OVER), horner(square, ERF_UNDER)) + 1.0
     total = b.select(b.compare("fcmp olt", total, 0.0), 0.0, total)
     return b.select(b.compare("fcmp ogt", total, 2.0), 2.0, total)
+
+
+def _erf_plus_1_by_exp2(x: Value) -> Value:
+    """Of e = 2^(|x| P(|x|)), the complement of erf |x|, e itself or 2 - e: within 2^-22, half the instructions of the
+    quotient and its limits."""
+    b = x.b
+    size = b.intrinsic("fabs", x)
+    rest = _approximate("ex2.approx.ftz.f32", size * horner(size, LOG2_ERFC))
+    return b.select(b.compare("fcmp olt", x, 0.0), rest, 2.0 - rest)
 
 
 def half_exp(size: Value) -> Value:

@@ -21,7 +21,32 @@ CONTEXT = 1024  # bytes; glibc's ucontext_t has 968
 STACK = 64 << 10
 _LIBC = ctypes.CDLL(None)
 
-#: What stands for a GPU's registers, barriers and shuffles.
+#: What stands for a GPU's approximations, to which subnormal numbers are 0.
+APPROXIMATIONS = """
+declare float @llvm.copysign.f32(float, float)
+declare float @llvm.fabs.f32(float)
+declare float @llvm.exp2.f32(float)
+define float @flushed(float %value) {
+  %size = call float @llvm.fabs.f32(float %value)
+  %tiny = fcmp olt float %size, 0x3810000000000000
+  %zero = call float @llvm.copysign.f32(float 0.0, float %value)
+  %result = select i1 %tiny, float %zero, float %value
+  ret float %result
+}
+define float @ex2(float %value) {
+  %given = call float @flushed(float %value)
+  %power = call float @llvm.exp2.f32(float %given)
+  %result = call float @flushed(float %power)
+  ret float %result
+}
+define float @rcp(float %value) {
+  %given = call float @flushed(float %value)
+  %inverse = fdiv float 1.0, %given
+  %result = call float @flushed(float %inverse)
+  ret float %result
+}
+"""
+#: What stands for its registers, barriers and shuffles.
 RUNTIME = """
 @current = global i32 0
 @block = global i32 0
@@ -181,6 +206,8 @@ NAMES = {
     "llvm.nvvm.shfl.sync.idx.i32": "idx",
     "llvm.nvvm.bar.warp.sync": "warp",
     "llvm.nvvm.barrier.cta.sync.aligned.all": "barrier",
+    "llvm.nvvm.ex2.approx.ftz.f32": "ex2",
+    "llvm.nvvm.rcp.approx.ftz.f": "rcp",
 }
 
 
@@ -246,9 +273,7 @@ def _on_host(text: str, symbols: Sequence[str], params: int, sizes: int) -> str:
     text = re.sub(r"^target triple.*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"addrspacecast \(ptr addrspace\(3\) (@\w+) to ptr\)", r"\1", text).replace("addrspace(3) ", "")
     text = text.replace("define ptx_kernel void", "define void")
-    for name, stand_in in NAMES.items():
-        text = re.sub(rf"^declare .*@{re.escape(name)}\(.*$", "", text, flags=re.MULTILINE)
-        text = text.replace(f"@{name}(", f"@{stand_in}(")
+    text = named_here(text)
     kinds = ["ptr"] * params + ["i64"] * sizes
     loads = [
         f"  %p{n} = getelementptr i64, ptr %words, i32 {n}\n  %a{n} = load {kind}, ptr %p{n}"
@@ -261,6 +286,16 @@ def _on_host(text: str, symbols: Sequence[str], params: int, sizes: int) -> str:
         for symbol in symbols
     ]
     return "\n".join((RUNTIME, text, *starts))
+
+
+def named_here(text: str) -> str:
+    """The text of a module that calls what stands for a GPU's instructions, with the approximations."""
+    for name, stand_in in NAMES.items():
+        text = re.sub(rf"^declare .*@{re.escape(name)}\(.*$", "", text, flags=re.MULTILINE)
+        text = text.replace(f"@{name}(", f"@{stand_in}(")
+    calls = ("fabs", "copysign", "exp2")
+    own = re.sub(rf"^declare float @llvm.(?:{'|'.join(calls)}).f32\(.*$", "", text, flags=re.MULTILINE)
+    return APPROXIMATIONS + own
 
 
 @functools.lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ALLOWED = re.compile(
     r"llvm\.(?:"
     r"nvvm\.(?:read\.ptx\.sreg\.(?:tid|ctaid)\.x|shfl\.sync\.(?:bfly|idx)\.i32|bar\.warp\.sync"
-    r"|barrier\.cta\.sync\.aligned\.all)"
+    r"|barrier\.cta\.sync\.aligned\.all|ex2\.approx\.ftz\.f32|rcp\.approx\.ftz\.f)"
     r"|(?:fma|fmuladd|fabs|sqrt|floor|ceil|trunc|roundeven|copysign)\.(?:v\d+)?f(?:32|64)|(?:(?:min|max)imum|exp2)\.(?:v\d+)?f32"
     r"|[su](?:min|max)\.(?:v\d+)?i(?:32|64)|vector\.reduce\.or\.v\d+i1)"
 )
