@@ -110,6 +110,31 @@ def a_checkpoint_is_restored() -> None:
 
 
 @check
+def a_capture_that_fails_leaves_nothing_behind() -> None:
+    pool, x, stream = CudaPool(0), randn(1000), torch.cuda.current_stream()
+    with pool.capture() as graph:
+        y = x * 2
+    for _ in range(2):
+        _raises("capturing", lambda: _waits(pool, x))
+        assert torch.cuda.current_stream() == stream
+        randn(3)  # the generator is not captured any more
+        x.copy_(randn(1000))
+        graph.replay()
+        torch.testing.assert_close(y, x * 2)
+        with pool.capture() as second:
+            z = x + 1
+        second.replay()
+        torch.testing.assert_close(z, x + 1)
+        del z
+
+
+def _waits(pool: CudaPool, x: Tensor) -> None:
+    with pool.capture():
+        x.sin()
+        torch.cuda.synchronize()
+
+
+@check
 def random_numbers_go_on() -> None:
     pool = CudaPool(0)
     torch.cuda.manual_seed(1)
@@ -219,20 +244,22 @@ def dropout_differs_between_replays() -> None:
 
 @check
 def threads_and_streams() -> None:
-    w, failed = randn(64, 64).requires_grad_(), list[BaseException]()
-    f = fast(lambda x: (x @ w).sin() @ w)
+    """While a thread records, torch lets the others not draw on the device, nor wait for all of it."""
+    failed = list[BaseException]()
 
     def work() -> None:
         try:
             with torch.cuda.stream(torch.cuda.Stream()):
+                w = torch.randn(64, 64).cuda().requires_grad_()
                 for _ in range(10):
-                    x = randn(8, 64)
-                    (found,) = torch.autograd.grad(f(x).sum(), w)
+                    x = torch.randn(8, 64).cuda()
+                    (found,) = torch.autograd.grad(f(x, w).sum(), w)
                     (wanted,) = torch.autograd.grad(((x @ w).sin() @ w).sum(), w)
                     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-2)
         except BaseException as error:
             failed.append(error)
 
+    f = fast(lambda x, w: (x @ w).sin() @ w)
     work()
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:

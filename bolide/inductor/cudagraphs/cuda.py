@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from bolide.inductor.cudagraphs.device import Graph, Layout
+from bolide.inductor.runtime.cuda.driver_api import begin_capture
 
 _REPLACED = "The CUDA Graph is empty"
 """What torch warns of when the graph that keeps a pool is captured."""
@@ -45,8 +46,30 @@ class CudaPool:
                 with self._captured(self.keeper):
                     pass
 
-    def _captured(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
-        return torch.cuda.graph(graph, pool=self.name, stream=self.stream, capture_error_mode="thread_local")
+    @contextlib.contextmanager
+    def _captured(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """What this thread does is captured; other threads may go on, but for what `gate` says."""
+        capture = torch.cuda.graph(graph, pool=self.name, stream=self.stream, capture_error_mode="thread_local")
+        with torch.cuda.stream(self.stream):  # torch leaves it current behind a capture that fails
+            capture.__enter__()
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    self._end(capture)
+                raise
+            self._end(capture)
+
+    def _end(self, capture: torch.cuda.graph) -> None:
+        """Ends a capture. Where CUDA takes it for invalid, torch does not end its own part: its generator would refuse
+        to draw from then on, and its allocators to capture. So the driver begins another one for it to end."""
+        try:
+            capture.__exit__(None, None, None)
+        except Exception:
+            with contextlib.suppress(Exception), torch.cuda.stream(self.stream):
+                begin_capture(self.stream.cuda_stream)
+                capture.cuda_graph.capture_end()
+            raise
 
     @contextlib.contextmanager
     def allocating(self) -> Iterator[None]:
@@ -67,7 +90,6 @@ class CudaPool:
         """As `Pool.capture`. cuBLAS allocates its workspace anew, in the pool, and for the program's own calls behind
         it once more."""
         with torch.cuda.device(self.index):
-            states = torch.get_rng_state(), torch.cuda.get_rng_state(self.index)
             torch._C._cuda_clearCublasWorkspaces()
             graph = torch.cuda.CUDAGraph()
             try:
@@ -75,8 +97,6 @@ class CudaPool:
                     yield graph
             finally:
                 torch._C._cuda_clearCublasWorkspaces()
-                torch.set_rng_state(states[0])
-                torch.cuda.set_rng_state(states[1], self.index)
 
     def checkpoint(self) -> object:
         """As `Pool.checkpoint`."""

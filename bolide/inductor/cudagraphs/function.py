@@ -16,6 +16,10 @@ Run: TypeAlias = Callable[[list[object]], Sequence[object]]
 """A compiled graph: takes a list, which it empties."""
 
 
+MOST_FAILURES = 3
+"""After so many failures a graph is not recorded any more."""
+
+
 Writes: TypeAlias = Literal["either", "in place", "back", "never"]
 """What becomes of writes to inputs: the graph writes where these lie, if their addresses stay, or else to copies that
 are written back; or one of these always; or graphs that write are not recorded."""
@@ -43,12 +47,13 @@ class Subject:
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Function:
     """A graph with its numbers. `reason`: why it is not recorded any more; `kept`: its inputs in the run before, by
-    place; `recordings`: how many there are."""
+    place; `recordings`: how many there are; `failures`: how often recording it has failed."""
 
     subject: Subject
     reason: str = ""
     warm: bool = False
     recordings: int = 0
+    failures: int = 0
     kept: dict[int, Ref] = field(default_factory=dict)
 
     def warm_up(self, inputs: list[object]) -> Sequence[object]:
@@ -57,6 +62,12 @@ class Function:
         results = self.subject.run(inputs)
         self.warm = True
         return results
+
+    def failed(self, error: Exception) -> None:
+        """Notes that recording it failed. Something else may have been the cause: so it is tried again, for a while."""
+        self.failures += 1
+        if self.failures == MOST_FAILURES:
+            self.reason = f"recording it failed: {type(error).__name__}: {error}"
 
     def stays(self, place: int, tensor: Tensor) -> bool:
         """Whether an input is a parameter, or lies where it lay in the first run, in memory that was kept since."""

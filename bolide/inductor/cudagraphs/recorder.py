@@ -17,6 +17,7 @@ from bolide.inductor.config import config
 from bolide.inductor.cudagraphs.cuda import Cuda
 from bolide.inductor.cudagraphs.device import Device
 from bolide.inductor.cudagraphs.function import Function, Run, Subject, Writes
+from bolide.inductor.cudagraphs.gate import Gate
 from bolide.inductor.cudagraphs.reasons import device_in, why_not, written_inputs
 from bolide.inductor.cudagraphs.tree import Moment, Tree
 from bolide.support import events
@@ -49,6 +50,7 @@ class Forest:
     all: list[tuple[ref[threading.Thread], Place, Tree]] = field(default_factory=list)
     left: list[Tree] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    gate: Gate = field(default_factory=Gate)
 
     def tree(self, device: Device, place: Place, moment: Moment, saved: list[object] | None) -> Tree:
         """The tree that a call belongs to: for a backward pass the one that holds what was `saved`, if one does, else
@@ -61,7 +63,7 @@ class Forest:
         return known if known is not None else self._plant(device, place, moment)
 
     def _plant(self, device: Device, place: Place, moment: Moment) -> Tree:
-        tree = self.own.trees[place] = Tree(device, place[1], moment)
+        tree = self.own.trees[place] = Tree(device, place[1], moment, self.gate)
         with self.lock:
             ended = [entry for entry in self.all if (thread := entry[0]()) is None or not thread.is_alive()]
             self.all = [entry for entry in self.all if entry not in ended]
@@ -119,7 +121,8 @@ class Recorder:
         if function is None:
             function = self._function(numbers)
         if function is None or function.reason:
-            return self.subject.run(inputs)
+            with forest.gate:
+                return self.subject.run(inputs)
         own = 0 if self.trees else id(self)
         place = (*self.key, self.device.stream(self.index), own)
         tree = forest.tree(self.device, place, moment, inputs if self.subject.kind == "backward" else None)

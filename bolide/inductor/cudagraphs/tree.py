@@ -11,13 +11,15 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from bolide.inductor.cudagraphs.device import Device, Layout, Pool
+from bolide.inductor.cudagraphs.device import Device, Graph, Layout, Pool
 from bolide.inductor.cudagraphs.function import Function, Subject, overlaps
+from bolide.inductor.cudagraphs.gate import Gate
 from bolide.inductor.cudagraphs.recording import (
     Children,
     Inputs,
@@ -29,6 +31,8 @@ from bolide.inductor.cudagraphs.recording import (
     taken,
 )
 
+_Captured: TypeAlias = tuple[Graph, Sequence[object], list[Layout], dict[int, Tensor]]
+
 Moment = tuple[int, int]
 """Which call of the program this is, and how often it has said that a step begins."""
 
@@ -37,8 +41,8 @@ class Tree:
     """The recordings of one thread on one stream of one device. A backward pass, which runs in a thread of autograd's,
     uses the tree that holds what it saved; so there is a lock."""
 
-    def __init__(self, device: Device, index: int, moment: Moment) -> None:
-        self.device, self.index = device, index
+    def __init__(self, device: Device, index: int, moment: Moment, gate: Gate) -> None:
+        self.device, self.index, self.gate = device, index, gate
         self.lock = threading.RLock()
         self.roots: Children = WeakKeyDictionary()
         self.path: tuple[Recording, ...] = ()
@@ -55,7 +59,7 @@ class Tree:
 
     def run(self, function: Function, inputs: Inputs, moment: Moment) -> Sequence[object]:
         """Runs a function: by a graph, if it is warm and can be recorded."""
-        with self.lock:
+        with self.lock, self.gate:
             self.held = []
             backward = function.subject.kind == "backward"
             if not backward:
@@ -159,21 +163,19 @@ class Tree:
         if isinstance(found, str):
             function.reason = found
             return subject.run(inputs)
+        with self.gate.alone() as is_alone:
+            return self._record(function, inputs, found) if is_alone else subject.run(inputs)
+
+    def _record(self, function: Function, inputs: Inputs, found: Sorted) -> Sequence[object]:
+        subject = function.subject
         self._resume()
         before = set(living(self.path))
         last = self.path[-1].live if self.path else ()
         originals = _Originals(self, inputs, found)
-        given, layouts, kept = self._buffers(inputs, found)
-        try:
-            with self.pool.capture() as graph:
-                results = subject.run(given)
-        except Exception as error:
-            function.reason = f"recording it failed: {type(error).__name__}: {error}"
-        if function.reason:
-            kept.clear()
-            given.clear()
-            return subject.run(originals.restored(self.pool))
-        given.clear()
+        captured = self._captured(function, inputs, found)
+        if captured is None:
+            return subject.run(originals.restored(self))
+        graph, results, layouts, kept = captured
         now = set(living(self.path))
         recording = Recording(
             subject.name,
@@ -200,6 +202,18 @@ class Tree:
         self.path, self.owned = recording.path, True
         function.recordings += 1
         return results
+
+    def _captured(self, function: Function, inputs: Inputs, found: Sorted) -> _Captured | None:
+        """A graph of the device, what it gives, how its copies of inputs lie, and those that are written back. None if
+        that fails."""
+        try:
+            given, layouts, kept = self._buffers(inputs, found)
+            with self.pool.capture() as graph:
+                results = function.subject.run(given)
+        except Exception as error:
+            function.failed(error)
+            return None
+        return graph, results, layouts, kept
 
     def _targets(self, layouts: list[Layout]) -> list[Tensor]:
         """What inputs are copied to; also outside of the inference mode that it is recorded in."""
@@ -272,10 +286,10 @@ class _Originals:
         managed = {ref.address: at for at, ref in self.refs.items() if ref.alive}
         return managed | {self.tensors[at].untyped_storage().data_ptr(): at for at in self.fixed}
 
-    def restored(self, pool: Pool) -> Inputs:
+    def restored(self, tree: Tree) -> Inputs:
         """The inputs as they were given."""
         known: dict[int, object] = {**self.numbers, **self.tensors}
-        known.update({at: rebuilt(pool, layout, self.refs[at]) for at, layout in self.layouts.items()})
+        known.update({at: rebuilt(tree.pool, layout, self.refs[at]) for at, layout in self.layouts.items()})
         return [known[at] for at in range(self.count)]
 
 

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -42,12 +43,14 @@ _thread = _Thread()
 class Tape:
     """What was captured: functions that do it again. `undo`: memory that was written outside of the pool."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
         self.work: list[Callable[[], object]] = []
         self.undo: list[tuple[int, bytes]] = []
         self.replays = 0
 
     def replay(self) -> None:
+        self.device.wait()
         self.replays += 1
         for each in self.work:
             each()
@@ -152,18 +155,19 @@ class FakePool:
 
     @contextlib.contextmanager
     def allocating(self) -> Iterator[None]:
+        self.device.wait()
         with Pooling(self, None):
             yield
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[Tape]:
-        tape = Tape()
+        tape = Tape(self.device)
         self.graphs.append(weakref.ref(tape))
         end = max([address + size for address, size in self.used.items()], default=self.base) - self.base
         kept, state = ctypes.string_at(self.base, end), torch.get_rng_state()
         _thread.tape = tape
         try:
-            with Pooling(self, tape):
+            with self.device.captured(), Pooling(self, tape):
                 yield tape
         finally:
             _thread.tape = None
@@ -259,9 +263,12 @@ def _note(tape: Tape, kernel: Any, words: list[int]) -> None:
 
 
 class FakeDevice:
-    """`refused`: operations that cannot be captured; `pools`: all that were made."""
+    """`refused`: operations that cannot be captured; `pools`: all that were made; `captor`: the thread that captures;
+    `is_valid`: whether nobody has disturbed it."""
 
     def __init__(self) -> None:
+        self.captor: int | None = None
+        self.is_valid = True
         self.pools: list[FakePool] = []
         self.refused: set[str] = set()
         self.current = 0
@@ -276,6 +283,25 @@ class FakeDevice:
             message = self.gone.get(pool.numbers.get(cdata, -1))
             if message is not None:
                 raise RuntimeError(message)
+
+    def wait(self) -> None:
+        """Waits for all work. Other threads must not while one captures: that fails, and so does the capture."""
+        if self.captor not in (None, threading.get_ident()):
+            self.is_valid = False
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    @contextlib.contextmanager
+    def captured(self) -> Iterator[None]:
+        self.wait()
+        self.captor, self.is_valid = threading.get_ident(), True
+        time.sleep(0.002)  # others run
+        try:
+            yield
+            time.sleep(0.002)
+        finally:
+            self.captor = None
+        if not self.is_valid:
+            raise RuntimeError("operation failed due to a previous error during capture")
 
     def stream(self, index: int) -> int:
         return self.current

@@ -12,6 +12,7 @@ from fake_device import FakeDevice, fake
 from torch import Tensor, nn
 
 import bolide
+from bolide.inductor.cudagraphs.gate import Gate
 from bolide.inductor.cudagraphs.recorder import forest
 from bolide.inductor.cudagraphs.recording import Recording
 from bolide.support import events
@@ -268,6 +269,18 @@ def test_what_fails_while_it_is_captured_runs_unrecorded(fake: FakeDevice, reaso
     assert len(list(recordings())) == 1
 
 
+def test_what_failed_once_is_recorded_later(fake: FakeDevice, reasons: list[str]) -> None:
+    """Something else may have been the cause."""
+    f, w = recorded(lambda x: x.cumsum(0) * 2), torch.randn(4)
+    f(w)
+    fake.refused.add("aten::cumsum")
+    torch.testing.assert_close(f(w), w.cumsum(0) * 2)
+    fake.refused.clear()
+    for _ in range(3):
+        torch.testing.assert_close(f(w), w.cumsum(0) * 2)
+    assert not reasons and len(list(recordings())) == 1 and fake.replays >= 2
+
+
 def test_numbers_of_data_are_a_reason(fake: FakeDevice, reasons: list[str]) -> None:
     with bolide.dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
         f = recorded(lambda x: x.nonzero().sum())
@@ -341,7 +354,7 @@ def test_results_outlive_a_reset(fake: FakeDevice) -> None:
     assert len(forest.left) == before
 
 
-def test_threads_have_trees_of_their_own(fake: FakeDevice) -> None:
+def test_threads_have_trees_of_their_own(fake: FakeDevice, reasons: list[str]) -> None:
     w = torch.randn(16, 16, requires_grad=True)
     f = recorded(lambda x: (x @ w).sin().exp())
     kept, failed = [], []
@@ -366,8 +379,9 @@ def test_threads_have_trees_of_their_own(fake: FakeDevice) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not failed, failed
+    assert not failed and not reasons, (failed, reasons)
     assert len(fake.pools) >= 3
+    assert all(not function.failures for _, _, tree in forest.all for function in tree.roots)
     for x, y in kept:  # though its thread has ended
         torch.testing.assert_close(y, (x @ w).sin().exp().detach())
 
@@ -442,3 +456,38 @@ def test_no_result_is_ever_silently_wrong(fake: FakeDevice, seed: int, trains: b
         kept = kept[-choose.randrange(1, 6) :]
     assert fake.replays > 20
     assert gone or trains
+
+
+def test_one_thread_is_alone_while_it_records() -> None:
+    """All others wait until it is done, and none waits for ever."""
+    gate, order = Gate(), list[str]()
+
+    def enters() -> None:
+        with gate:
+            order.append("entered")
+
+    with gate, gate, gate.alone() as is_alone:
+        thread = threading.Thread(target=enters)
+        thread.start()
+        thread.join(0.05)
+        order.append("done")
+    thread.join()
+    assert is_alone and order == ["done", "entered"]
+
+    inside, leave, told = threading.Event(), threading.Event(), list[bool]()
+
+    def stays() -> None:
+        with gate:
+            inside.set()
+            leave.wait(10)
+            with gate.alone() as is_alone:
+                told.append(is_alone)
+
+    thread = threading.Thread(target=stays)
+    thread.start()
+    inside.wait(10)
+    with gate, gate.alone() as is_alone:
+        told.append(is_alone)
+    leave.set()
+    thread.join()
+    assert told == [False, True]

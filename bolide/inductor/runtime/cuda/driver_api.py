@@ -1,7 +1,8 @@
 """The few functions of the CUDA driver (libcuda) that are needed, and of torch the one that tells its stream.
 
 Source: NVIDIA, "CUDA Driver API" (cuModuleLoadDataEx, cuModuleGetFunction, cuLaunchKernel, cuCtxSetCurrent,
-cuCtxGetCurrent, cuDriverGetVersion, cuLinkCreate, cuLinkAddData, cuLinkComplete, cuLinkDestroy).
+cuCtxGetCurrent, cuDriverGetVersion, cuLinkCreate, cuLinkAddData, cuLinkComplete, cuLinkDestroy,
+cuStreamBeginCapture).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 _ERROR_LOG_BUFFER, _ERROR_LOG_BYTES = 5, 6  # CU_JIT_ERROR_LOG_BUFFER and its size
 _LOG_BYTES = 1 << 13
 _INPUT_PTX = 1  # CU_JIT_INPUT_PTX
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
 @functools.cache
@@ -144,6 +146,11 @@ def _current(device: int) -> Iterator[None]:
         yield
     finally:
         _checked("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+
+def begin_capture(stream: int) -> None:
+    """Captures what this thread does on a stream of its current device."""
+    _checked("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), _THREAD_LOCAL)
 
 
 def error_text(code: int) -> str:
