@@ -1,10 +1,10 @@
 """Random numbers as pure functions of a seed: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1,
 2, 3", SC 2011).
 
-Element `i` of the draw with number `counter` takes the words of philox(key=seed, counter=(i mod 2**32, i div 2**32,
-counter mod 2**32, counter div 2**32)).
-Uniform: (word 0 >> 8) * 2**-24. Normal (Box and Muller): sqrt(-2 ln u) cos(2 pi v) with u = ((word 0 >> 8) + 1) *
-2**-24 and v = (word 1 >> 8) * 2**-24.
+Block `j` of the draw with number `counter` is philox(key=seed, counter=(j mod 2**32, j div 2**32, counter mod 2**32,
+counter div 2**32)), of four words.
+Uniform: (word >> 8) * 2**-24, where element `i` takes word i mod 4 of block i div 4. Normal (Box and Muller): sqrt(-2
+ln u) cos(2 pi v) with u = ((word 0 >> 8) + 1) * 2**-24 and v = (word 1 >> 8) * 2**-24 of block `i`.
 Generated kernels make the same words. The only impure operation is drawing the seed from torch's generator of the
 device that the numbers are for, so `torch.manual_seed` makes a run repeatable.
 """
@@ -30,7 +30,7 @@ _MASK = 0xFFFFFFFF
 
 
 def philox_words(seed: int, counter: int, count: int) -> tuple[np.ndarray[tuple[int], np.dtype[np.uint32]], ...]:
-    """The four words (uint32 arrays of length `count`) for the elements 0 … count - 1 of one draw."""
+    """The four words (uint32 arrays of length `count`) of the blocks 0 … count - 1 of one draw."""
     index = np.arange(count, dtype=np.uint64)
     mask = np.uint64(_MASK)
     c0, c1 = index & mask, index >> np.uint64(32)
@@ -51,7 +51,7 @@ def philox_words(seed: int, counter: int, count: int) -> tuple[np.ndarray[tuple[
 
 def uniform(seed: int, counter: int, count: int) -> Floats:
     """`count` float32 numbers in [0, 1)."""
-    word, _, _, _ = philox_words(seed, counter, count)
+    word = np.stack(philox_words(seed, counter, -(-count // 4)), 1).reshape(-1)[:count]
     return (word >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 

@@ -32,10 +32,11 @@ ARITHMETIC |= {"add", "sub", "mul", "product", "quotient", "div", "fma", "sqrt",
 
 class Dependences:
     """The names each node depends on: axes, ``acc:x`` (an accumulator's value), ``buf:x`` (contents of a buffer that
-    the kernel writes), and `READS`. `short`: what is known of the values."""
+    the kernel writes), and `READS`. `short`, `choices`: what is known of the values."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.short = ShortFloats(kernel)
+        self.choices = Choices()
         self.written = {s.access.buffer for s in statements(kernel.body) if isinstance(s, Store)}
         self._names: dict[Node, frozenset[str]] = {}
 
@@ -93,6 +94,49 @@ class ShortFloats:
         operands = [self._known[operand] for operand in node.src if operand.dtype is torch.float32]
         short, short_nans = (all(facts) for facts in zip(*operands)) if operands else (False, False)
         return short and node.op in EXACT, node.op in DRAWS or (short_nans and node.op in ARITHMETIC)
+
+
+#: A condition, and the numbers that a value is where it holds, and elsewhere.
+Choice = tuple[Node, float, float]
+
+
+class Choices:
+    """Which floating-point values are made of one condition and constants: so they are one of two numbers."""
+
+    def __init__(self) -> None:
+        self._known: dict[Node, Choice | None] = {}
+
+    def of(self, node: Node) -> Choice | None:
+        if node not in self._known:
+            for inner in nodes_below((node,), self._known.__contains__):
+                self._known[inner] = self._own(inner)
+        return self._known[node]
+
+    def _own(self, node: Node) -> Choice | None:
+        if not node.dtype.is_floating_point or not node.src or node.op == "load" or node.op in DRAWS:
+            return None
+        conditions: dict[Node, None] = {}
+        sides: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for operand in node.src:
+            choice = (operand, 1, 0) if operand.dtype is torch.bool and operand.op != "const" else self._known[operand]
+            if choice is None and operand.op != "const":
+                return None
+            yes, no = choice[1:] if choice else (operand.arg, operand.arg)
+            conditions.update({} if choice is None else {choice[0]: None})
+            sides.append((torch.tensor(yes, dtype=operand.dtype), torch.tensor(no, dtype=operand.dtype)))
+        if len(conditions) != 1:
+            return None
+        yes, no = (_evaluated(node, [side[k] for side in sides]) for k in (0, 1))
+        return next(iter(conditions)), yes, no
+
+
+def _evaluated(node: Node, operands: Sequence[torch.Tensor]) -> float:
+    """The number that an operation gives of numbers."""
+    if node.op == "cast":
+        return float(operands[0].to(node.dtype))
+    evaluate = SCALAR_OPS[node.op].evaluate
+    assert evaluate is not None
+    return float(evaluate(*operands))
 
 
 def changed_by(body: Sequence[Stmt]) -> frozenset[str]:

@@ -24,10 +24,10 @@ from bolide.inductor.codegen.instructions import (
     through_bfloat16,
     upper_half,
 )
-from bolide.inductor.codegen.philox import philox_normal, philox_uniform
-from bolide.inductor.codegen.scope import Scope, fits
+from bolide.inductor.codegen.philox import philox_normal, philox_uniform, philox_uniforms
+from bolide.inductor.codegen.scope import Scope, fits, multiple_of
 from bolide.inductor.ir.loops import Node, ReduceOp
-from bolide.inductor.ir.scalar_ops import JOINED_BY, identity
+from bolide.inductor.ir.scalar_ops import DRAWS, JOINED_BY, identity
 from bolide.inductor.ir.walks import nodes_below
 from bolide.symbolic import Expr, as_expr
 
@@ -167,13 +167,14 @@ class FunctionValues(Scope):
             return self.index(node.arg)
         if node.op == "acc":
             return self.read(node.arg)
+        choice = self.dependences.choices.of(node)
+        if choice is not None:
+            return self._chosen(*choice, node.dtype)
         args = tuple(self._cache[operand] for operand in node.src)
         if node.op == "load":
             return load(self, node, args)
-        if node.op in ("philox", "philox_normal"):
-            counter, element = node.arg
-            draw = philox_uniform if node.op == "philox" else philox_normal
-            return draw(args[0], counter, self.index(element))
+        if node.op in DRAWS:
+            return self._drawn(node, args[0])
         if node.op in COMPARISONS and all(operand.op in ("index", "const") for operand in node.src):
             narrow = self._compare_places(node)
             if narrow is not None:
@@ -186,6 +187,29 @@ class FunctionValues(Scope):
             rounded = self._through_bfloat16(whole)
             return rounded if node.dtype is torch.float32 or self.paired else upper_half(rounded)
         return computed(node.op, args, node.src[-1].dtype, node.dtype)
+
+    def _chosen(self, condition: Node, yes: float, no: float, dtype: torch.dtype) -> Value:
+        """One of two numbers."""
+        b, on = self.b, self.value(condition)
+        dtype = torch.float32 if self.paired and dtype is torch.bfloat16 else dtype
+        return b.select(on, *(b.splat(constant(b, number, dtype), on.lanes) for number in (yes, no)))
+
+    def _drawn(self, node: Node, seed: Value) -> Value:
+        """A random number."""
+        counter, element = node.arg
+        if node.op == "philox_normal":
+            return philox_normal(seed, counter, self.index(element))
+        if self._is_run_of_blocks(element):
+            return philox_uniforms(seed, counter, self.scalar(element), self.lanes)
+        return philox_uniform(seed, counter, self.index(element))
+
+    def _is_run_of_blocks(self, element: Expr) -> bool:
+        """Whether lanes take neighbours, four of which share a block."""
+        if self.vector is None or self.paired or self.lanes % 4 or self.varying & element.free_vars != {self.vector}:
+            return False
+        step = element.coefficient(self.vector)
+        is_run = step is not None and step.is_const and step.value == 1
+        return is_run and multiple_of(element, {self.vector: self.lanes}) % 4 == 0
 
     def _through_bfloat16(self, node: Node) -> Value:
         """A float32 rounded to what a bfloat16 holds, if it may be anything else."""

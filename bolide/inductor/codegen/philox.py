@@ -1,9 +1,8 @@
-"""Random numbers: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), one block per
-element.
+"""Random numbers: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 
-The block for element i and `counter` has the counter words (low i, high i, low counter, high counter) and the seed's
-two words as its key. ``rand`` takes (word 0 >> 8) · 2^-24; ``randn`` is Box-Muller's of words 0 and 1.
-`bolide.tracing`'s eager implementations give the same numbers.
+Block j of the draw `counter` has the counter words (low j, high j, low counter, high counter) and the seed's two words
+as its key. ``rand`` of element i takes (word i mod 4 >> 8) · 2^-24 of block i div 4; ``randn`` is Box-Muller's of words
+0 and 1 of block i. `bolide.tracing`'s eager implementations give the same numbers.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ def _multiply(word: Value, factor: int) -> tuple[Value, Value]:
     return _halves(b.convert("zext", word, "i64") * factor)
 
 
-def _words(seed: Value, counter: int, element: Value) -> tuple[Value, Value]:
-    """The block's first two words."""
-    b: Builder = element.b
-    lanes = element.lanes
-    c0, c1 = _halves(element)
+def _words(seed: Value, counter: int, block: Value) -> tuple[Value, Value, Value, Value]:
+    """The words of each block (i64)."""
+    b: Builder = block.b
+    lanes = block.lanes
+    c0, c1 = _halves(block)
     c2, c3 = b.const(counter & 0xFFFFFFFF, "i32", lanes), b.const(counter >> 32, "i32", lanes)
     k0, k1 = (b.splat(half, lanes) if lanes > 1 else half for half in _halves(seed))
     for number in range(ROUNDS):
@@ -43,7 +42,7 @@ def _words(seed: Value, counter: int, element: Value) -> tuple[Value, Value]:
         key0 = k0 + (number * WEYL[0] & 0xFFFFFFFF) if number else k0
         key1 = k1 + (number * WEYL[1] & 0xFFFFFFFF) if number else k1
         c0, c1, c2, c3 = high1 ^ c1 ^ key0, low1, high0 ^ c3 ^ key1, low0
-    return c0, c1
+    return c0, c1, c2, c3
 
 
 def _unit(word: Value, plus: int = 0) -> Value:
@@ -55,11 +54,32 @@ def _unit(word: Value, plus: int = 0) -> Value:
 
 def philox_uniform(seed: Value, counter: int, element: Value) -> Value:
     """A float32 in [0, 1) for each element number (i64)."""
-    return _unit(_words(seed, counter, element)[0])
+    b = element.b
+    first, *others = _words(seed, counter, b.binary("lshr", element, b.like(2, element)))
+    place = b.convert("trunc", element, "i32") & 3
+    word = first
+    for number, other in enumerate(others, 1):
+        word = b.select(b.compare("icmp eq", place, number), other, word)
+    return _unit(word)
+
+
+def philox_uniforms(seed: Value, counter: int, first: Value, lanes: int) -> Value:
+    """The same for so many elements (a multiple of 4) from the one with this number on, which is a multiple of 4."""
+    b, blocks = first.b, lanes // 4
+    number = b.splat(b.binary("lshr", first, b.const(2, "i64")), blocks)
+    words = _words(seed, counter, number + b.lane_numbers("i64", blocks) if blocks > 1 else number)
+    result = Value(b, "poison", "i32", lanes)
+    if blocks == 1:
+        for lane, word in enumerate(words):
+            result = b.insert(result, word, lane)
+        return _unit(result)
+    pairs = b.concat(words[0], words[1]), b.concat(words[2], words[3])
+    order = [lane % 4 * blocks + lane // 4 for lane in range(lanes)]
+    return _unit(b.shuffle(pairs[0], order, pairs[1].text))
 
 
 def philox_normal(seed: Value, counter: int, element: Value) -> Value:
     """A standard normal float32 for each element number (i64): sqrt(-2 ln u1) cos(2 pi u2)."""
-    w0, w1 = _words(seed, counter, element)
+    w0, w1, _, _ = _words(seed, counter, element)
     radius = w0.b.intrinsic("sqrt", log(_unit(w0, 1)) * -2.0)
     return radius * elementary("cos", _unit(w1) * (2 * math.pi))

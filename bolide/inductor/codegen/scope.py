@@ -6,6 +6,7 @@ Sums are computed as partial sums by loop depth, so that what belongs to an oute
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 
 import torch
@@ -204,6 +205,16 @@ def fits(terms: tuple[Term, ...], offset: int) -> bool:
             size *= max(abs(atom.lo), abs(atom.hi))
         reach += size
     return reach < _NARROW
+
+
+def multiple_of(expr: Expr, known: dict[str, int] | None = None) -> int:
+    """A number that every value of an expression is a multiple of (0: it is 0). `known`: such numbers of variables."""
+    result = abs(expr.offset)
+    for mono, coefficient in expr.terms:
+        for atom in mono:
+            coefficient *= (known or {}).get(atom.key, 1) if atom.kind == "var" else 1
+        result = math.gcd(result, coefficient)
+    return result
 
 
 def integer_atom(atom: Atom, left: Value, right: Value) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "ir"))
 from kernel_tools import acc, both, const, f32, i64, load, loop, op, param, run, store, var
 
+import bolide
 from bolide.inductor.codegen import compile_kernels
 from bolide.inductor.codegen.analysis import ARITHMETIC
 from bolide.inductor.codegen.compiler import module_text
@@ -569,3 +571,27 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_numbers_that_a_condition_chooses(dtype: torch.dtype) -> None:
+    """What is computed of a condition and constants is one of two numbers: eager's."""
+    x, y = torch.randn(2, 1001).to(dtype)
+    scale = float(torch.rand(())) + 0.1
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        keep = x > y
+        share = keep.to(x.dtype) / scale
+        outside = torch.where(keep, math.inf, -scale)
+        return (
+            share * x,
+            share - 0.3,
+            x + (1 - share) * 3,
+            -share,
+            outside.to(x.dtype),
+            (keep.float() / 3).to(x.dtype) - y,
+        )
+
+    for got, wanted in zip(bolide.compile(program)(x, y), program(x, y)):
+        assert torch.equal(got, wanted), f"seed {SEED}"
+        assert torch.equal(got.signbit(), wanted.signbit()), f"seed {SEED}"

@@ -545,3 +545,19 @@ def test_rows_in_two_parts(team: int, dtype: torch.dtype) -> None:
             )
             given = {n: torch.zeros(rows * columns, dtype=dtype) for n in "zw"}
             check(made(params, loops, team=team), {**given, "x": torch.randn(rows * columns).to(dtype)})
+
+
+@pytest.mark.parametrize("team", TEAMS)
+def test_random_numbers(team: int) -> None:
+    """Four neighbours share a block, also those that are not the thread's, or lie apart."""
+    rows, columns, away = 3, 260, int(torch.randint(1000, ()))
+    i, j = var("i", rows), var("j", columns)
+    places = (i * columns + j, i * columns + j + away, columns * 4 - j, 2 * j + i, i * 3 + j)
+    draws = [Node.make("philox", f32, (load("seed", 0, i64),), (1 << 35, place)) for place in places]
+    draws.append(Node.make("philox_normal", f32, (load("seed", 0, i64),), (5, j)))
+    body = [store(f"y{n}", i * columns + j, draw) for n, draw in enumerate(draws)]
+    outs = [param(f"y{n}", rows * columns, role="out") for n in range(len(draws))]
+    loops = shared("j", columns, *body) if team > 1 else grid("j", columns, *body, kind="vector")
+    kernel = made((*outs, param("seed", 1, i64)), grid("i", rows, loops), team=team)
+    given = {out.name: torch.zeros(rows * columns) for out in outs}
+    check(kernel, {**given, "seed": torch.randint(-(2**63), 2**63 - 1, (1,))})

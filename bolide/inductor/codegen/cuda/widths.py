@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from bolide.inductor.codegen.analysis import cost
+from bolide.inductor.codegen.scope import multiple_of
 from bolide.inductor.ir.loops import Access, Axis, Loop, Stmt, Store, Update
 from bolide.inductor.ir.walks import loads_of, roots_in
 from bolide.symbolic import Expr
@@ -56,16 +56,6 @@ def _is_starved(extent: Expr, width: int, team: int) -> bool:
     if most is not None and most < (width if team == 1 else width * team // 2):
         return True
     return team > 1 and multiple_of(extent) % width != 0
-
-
-def multiple_of(expr: Expr, known: dict[str, int] | None = None) -> int:
-    """A number that every value of an expression is a multiple of (0: it is 0). `known`: such numbers of variables."""
-    result = abs(expr.offset)
-    for mono, coefficient in expr.terms:
-        for atom in mono:
-            coefficient *= (known or {}).get(atom.key, 1) if atom.kind == "var" else 1
-        result = math.gcd(result, coefficient)
-    return result
 
 
 def _is_run(index: Expr, axis: str) -> bool:
