@@ -172,7 +172,12 @@ def _passes(
             run(level).inside.append(Update(stage.name, stage.value, stage.position))
             (run(level).inside if stage.scan else run(level).behind).extend(store)
         elif store:
-            if schedule.inner and len(stage.axes) == full_rank:
+            if machine.device == "cuda" and _is_flag_of_row(stage, piece.target, schedule):
+                run(level).inits.append(Init(stage.name, "any", torch.bool))
+                run(level).inside.append(Update(stage.name, stage.value))
+                flag = Node.make("acc", torch.bool, (), stage.name)
+                run(level).behind.append(replace(store[0], value=flag))
+            elif schedule.inner and len(stage.axes) == full_rank:
                 run(level).inside += store
             elif level == 0:
                 body += store
@@ -189,6 +194,13 @@ def _passes(
             body += _loops(axes, tuple(current.inside))
         body += current.behind
     return tuple(body), scratch
+
+
+def _is_flag_of_row(stage: Stage, target: Expr | None, schedule: Schedule) -> bool:
+    """Whether a stage sets one flag for all of a row: a store in the row's loop would hold up the loads behind it."""
+    if stage.mode != "any" or stage.operands or target is None or not schedule.inner:
+        return False
+    return target.free_vars.isdisjoint(axis.name for axis in schedule.inner)
 
 
 def _leveller(by_name: dict[str, Stage]) -> Callable[[Node], int]:

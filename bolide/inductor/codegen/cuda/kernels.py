@@ -35,6 +35,8 @@ Kept = tuple[Node, int, int]
 
 #: Threads of a block whose teams have one, and teams of a block whose teams are warps.
 BLOCK, WARPS = 256, 4
+#: Blocks that a multiprocessor has registers for, at least: one loads while another one computes.
+RESIDENT = 2
 #: Bytes of shared memory that blocks have without asking for more.
 SHARED = 48 << 10
 
@@ -218,7 +220,8 @@ class TeamWriter(RegionWriter):
         kinds = ["ptr"] * len(kernel.params) + ["i64"] * len(kernel.sizes)
         params = ", ".join(f"{kind} %a{position}" for position, kind in enumerate(kinds))
         threads = self.per_block * self.team.size
-        head = f'define ptx_kernel void @{self.symbol}({params}) nounwind "nvvm.maxntid"="{threads}"'
+        limits = f'"nvvm.maxntid"="{threads}" "nvvm.minctasm"="{RESIDENT}"'
+        head = f"define ptx_kernel void @{self.symbol}({params}) nounwind {limits}"
         text = "\n".join((f"{head} {{", "entry:", *b.lines, "}"))
         return text, Launch(self.symbol, teams, self.team.size, self.per_block)
 

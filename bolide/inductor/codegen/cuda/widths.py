@@ -19,7 +19,7 @@ _MOST = 1 << 10
 #: Turns that are written out, one after the other, so that loads do not wait for each other.
 _TURNS = 8
 #: Iterations of a thread's loop that are written out, and instructions of these times elements.
-_AT_ONCE, _UNROLLED = 8, 160
+_AT_ONCE, _UNROLLED = 8, 320
 
 
 def width_of(axis: Axis, body: Sequence[Stmt], team: int = 1) -> int:
