@@ -61,7 +61,7 @@ def schedule_of(group: Group, pieces: list[Piece], machine: Machine) -> tuple[Sc
             for piece in pieces
         ]
     if machine.device == "cuda":
-        return in_teams(schedule, machine), pieces
+        return in_teams(schedule, machine, any(piece.stage.position is not None for piece in pieces)), pieces
     if schedule.inner:
         return schedule, pieces
     stores = [_store(piece.stage, piece.target) for piece in pieces if piece.target is not None]

@@ -184,14 +184,16 @@ def cut(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedu
     return replace(schedule, splits=splits, why=(*schedule.why, *why))
 
 
-def in_teams(schedule: Schedule, machine: Machine) -> Schedule:
-    """The schedule of a kernel for a GPU: a team shares a vector axis inside, of more threads the longer it is."""
+def in_teams(schedule: Schedule, machine: Machine, picks: bool) -> Schedule:
+    """The schedule of a kernel for a GPU: a team shares a vector axis inside, of more threads the longer it is. `picks`:
+    it looks for places (of maxima), which are costly to join: so fewer threads have some."""
     schedule = _gathering(schedule, machine)
     vector = next((axis for axis in schedule.inner if axis.name == schedule.vector), None)
     if vector is None:
         return schedule
     length = vector.extent.value if vector.extent.is_const else machine.unknown_extent
-    team = next((team for team in machine.teams if length <= team * machine.most_turns), machine.teams[-1])
+    turns = 2 * machine.most_turns if picks else machine.most_turns
+    team = next((team for team in machine.teams if length <= team * turns), machine.teams[-1])
     why = f"teams of {team}: each thread has at most {-(-length // team)} of {vector.name}"
     return replace(schedule, team=team, jam=None, why=(*schedule.why, why))
 

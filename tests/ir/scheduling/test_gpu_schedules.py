@@ -23,6 +23,13 @@ from bolide.symbolic import Expr
 def test_few_results_of_long_columns_are_shared(columns: int, rows: int, team: int) -> None:
     outer = (Axis("j", Expr.const(columns), "vector"),)
     inner = (Axis("i", Expr.const(rows), "reduce"),)
-    schedule = in_teams(Schedule(outer, inner, (), 1), HOPPER)
+    schedule = in_teams(Schedule(outer, inner, (), 1), HOPPER, False)
     assert schedule.team == team
     assert schedule.vector == ("i" if team > 1 else "j")
+
+
+@pytest.mark.parametrize(("columns", "teams"), [(1000, (32, 32)), (2048, (128, 32)), (4096, (128, 128))])
+def test_teams_that_look_for_places_have_fewer_threads(columns: int, teams: tuple[int, int]) -> None:
+    row = Axis("j", Expr.const(columns), "reduce_vector")
+    schedule = Schedule((Axis("i", Expr.const(9), "parallel"),), (row,), (), 1).with_vector("j", "")
+    assert tuple(in_teams(schedule, HOPPER, picks).team for picks in (False, True)) == teams
