@@ -247,6 +247,23 @@ def outcome(work: Workload, step: Step) -> list[Tensor]:
     return [t.detach().double() for t in found]
 
 
+@contextmanager
+def unrecorded(name: str) -> Iterator[list[str]]:
+    """Why graphs of a compiler with a mode are not recorded."""
+    found: list[str] = []
+    if not name.startswith("bolide:"):
+        yield found
+        return
+    from bolide.support import events
+
+    def note(event: object) -> None:
+        if isinstance(event, events.NotRecorded):
+            found.append(f"{event.kind} is not recorded: {event.reason}")
+
+    with events.subscribed(note):
+        yield found
+
+
 def models(args: argparse.Namespace, end: float) -> None:
     names = ["eager", *(name for name in args.compilers if name != "eager")]
     lines, notes, ratios = [], [], dict[str, list[float | None]]()
@@ -264,10 +281,14 @@ def models(args: argparse.Namespace, end: float) -> None:
                     try:
                         work = workload(model, args.scale, args.batch, mode, dtype)
                         step = model_stepper(work, compiler(name)(work.module), mode, dtype, DEVICE)
-                        begin = time.perf_counter()
-                        got = outcome(work, step)
-                        synchronize()
-                        first[name] = time.perf_counter() - begin
+                        with unrecorded(name) as reasons:
+                            begin = time.perf_counter()
+                            got = outcome(work, step)
+                            synchronize()
+                            first[name] = time.perf_counter() - begin
+                            for _ in range(2):
+                                step()
+                        notes += [f"- {model} {mode} {dtype}: {name}: {why}" for why in reasons]
                         want = want or got
                         if (error := difference(got, want)) > (6e-2 if dtype != "float32" else 2e-3):
                             notes.append(f"- {model} {mode} {dtype}: {name} differs from eager by {error:.2g}")

@@ -136,6 +136,17 @@ def saved_of(fn, *inputs, strategy="min_cut"):
     return partition(joint_graph(fn, *inputs), strategy)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_attention_without_dropout_reads_no_random_state(dropout: float) -> None:
+    graph = torch.fx.Graph()
+    given = [graph.placeholder(name) for name in ("grad", "q", "k", "v", "bias", "out", "sums", "seed", "offset")]
+    op = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+    node = graph.call_function(op, (*given, dropout, [True, True, True, False]))
+    graph.output((node,))
+    run_passes(graph, "backward", check=True)
+    assert node.args[7:9] == ((None, None) if not dropout else tuple(given[7:9]))
+
+
 def test_default_saves_what_eager_saves() -> None:
     parts = saved_of(lambda x: x.exp().sin().sum(), leaf(64), strategy="default")
     assert saved_bytes(parts.saved) == 2 * 64 * 4 - 64 * 4  # exp's result serves both derivatives

@@ -25,16 +25,25 @@ def remove_dead(graph: fx.Graph) -> fx.Graph:
 # native_batch_norm_backward(grad, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps,
 # output_mask)
 _TRAIN, _RUNNING = 7, (3, 4)
+# _scaled_dot_product_efficient_attention_backward(grad, query, key, value, bias, out, logsumexp, philox_seed,
+# philox_offset, dropout_p, …)
+_DROPOUT, _PHILOX = 9, (7, 8)
+_UNREAD = (
+    (aten.native_batch_norm_backward.default, _TRAIN, True, _RUNNING),
+    (aten._scaled_dot_product_efficient_attention_backward.default, _DROPOUT, 0.0, _PHILOX),
+)
 
 
 def drop_unread_arguments(graph: fx.Graph) -> fx.Graph:
     """Cuts edges along which no value flows: in training, the formula of BatchNorm's backward uses the batch's own
-    statistics. The running ones must not be saved for it: the next forward changes them, which eager allows.
+    statistics. The running ones must not be saved for it: the next forward changes them, which eager allows. Attention
+    without dropout reads no state of random numbers, which lies on the CPU, where CUDA graphs record nothing.
     """
-    for node in graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
-        if node.args[_TRAIN] is True:
-            for position in _RUNNING:
-                node.update_arg(position, None)
+    for target, option, value, unread in _UNREAD:
+        for node in graph.find_nodes(op="call_function", target=target):
+            if node.args[option] == value:
+                for position in unread:
+                    node.update_arg(position, None)
     return graph
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from bolide.support.errors import UserFrame
+from bolide.symbolic.sizes import is_data
 from bolide.tracing.called.branches import branch, repeat, scan, unwind
 from bolide.tracing.meta import TensorMeta, found_in
 from bolide.tracing.numbers.data import binds
@@ -31,9 +32,10 @@ def why_not(graph: fx.Graph, device: torch.device, dynamic: bool = True) -> tupl
 
 
 def _devices(node: fx.Node) -> list[torch.device]:
-    if node.op == "output" or (node.op == "placeholder" and not node.users):
-        return []
-    return [meta.device for meta in found_in(node.meta.get("val"), TensorMeta)]
+    """The devices of what a node gives and somebody uses; of several values the nodes that take them tell."""
+    value = node.meta.get("val")
+    unused = node.op == "output" or (node.op == "placeholder" and not node.users)
+    return [value.device] if isinstance(value, TensorMeta) and not unused else []
 
 
 def _of(node: fx.Node, device: torch.device, dynamic: bool) -> str | None:
@@ -53,10 +55,9 @@ def _of(node: fx.Node, device: torch.device, dynamic: bool) -> str | None:
         return None
     if binds(node):
         return f"{node.target} makes a number of data, for which the host waits"
-    tags = node.target.tags
-    if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
+    if any(is_data(size) for meta in found_in(node.meta.get("val"), TensorMeta) for size in meta.shape):
         return f"the sizes that {node.target} gives depend on data"
-    if _UNSAFE is not None and _UNSAFE in tags:
+    if _UNSAFE is not None and _UNSAFE in node.target.tags:
         return f"{node.target} is marked as unsafe in CUDA graphs (torch.Tag.cudagraph_unsafe)"
     if node.kwargs.get("generator") is not None:
         return f"{node.target} draws from a generator of the program's"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 
 import bolide
 from bolide.inductor.cudagraphs.gate import Gate
+from bolide.inductor.cudagraphs.reasons import why_not
 from bolide.inductor.cudagraphs.recorder import forest
 from bolide.inductor.cudagraphs.recording import Recording
 from bolide.support import events
+from bolide.tracing.rules.common import fresh
 
 __all__ = ["fake"]
 
@@ -288,6 +291,31 @@ def test_numbers_of_data_are_a_reason(fake: FakeDevice, reasons: list[str]) -> N
             x = torch.randn(4).relu()
             assert f(x) == x.nonzero().sum()
     assert (reasons and "depend on data" in reasons[0]) or "of data" in reasons[0]
+
+
+def test_elements_chosen_by_numbers_are_recorded(fake: FakeDevice, reasons: list[str]) -> None:
+    """torch says of indexing that its sizes depend on data, which masks alone make true."""
+    f = recorded(lambda x, i: x.cumsum(0)[i] * 2)
+    for _ in range(4):
+        x, i = torch.randn(4), torch.randint(0, 4, (3,))
+        torch.testing.assert_close(f(x, i), x.cumsum(0)[i] * 2)
+    assert not reasons and len(list(recordings())) == 1
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_only_what_is_used_on_another_device_is_a_reason(used: bool) -> None:
+    """Attention on a GPU gives a state of random numbers on the CPU, which is for its backward."""
+    graph, device = torch.fx.Graph(), torch.device("cuda:0")
+    x = graph.placeholder("x")
+    x.meta["val"] = fresh((2,), torch.float32, device)
+    pair = graph.call_function(torch.ops.aten.max.dim, (x, 0))
+    pair.meta["val"] = x.meta["val"], fresh((), torch.int64, torch.device("cpu"))
+    parts = [graph.call_function(operator.getitem, (pair, place)) for place in range(1 + used)]
+    for part, meta in zip(parts, pair.meta["val"]):
+        part.meta["val"] = meta
+    graph.output(tuple(parts))
+    found = why_not(graph, device)
+    assert (found is not None and "is on cpu" in found[0]) if used else found is None
 
 
 def test_symbolic_sizes_may_be_a_reason(fake: FakeDevice, reasons: list[str]) -> None:
