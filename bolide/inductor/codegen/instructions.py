@@ -82,7 +82,7 @@ def _widen(value: Value, source: torch.dtype) -> Value:
         return value
     if source == torch.float16:
         return b.convert("fpext", value, "float")
-    if b.target.triple and value.lanes > 2:
+    if b.target.triple and value.lanes > 1:
         return _widen_pairs(value)
     return b.bitcast(b.convert("zext", value, "i32") << 16, "float")
 
@@ -91,8 +91,10 @@ def _widen_pairs(value: Value) -> Value:
     """bfloat16s as float32s, where 32 bits of a register hold two: an instruction each."""
     b, count = value.b, value.lanes // 2
     pairs = b.emit(f"bitcast {value} to {llvm_type('i32', count)}", "i32", count)
-    order = [lane // 2 + lane % 2 * count for lane in range(value.lanes)]
-    return b.bitcast(b.shuffle(pairs << 16, order, (pairs & -0x10000).text), "float")
+    even, odd = (b.bitcast(half, "float") for half in (pairs << 16, pairs & -0x10000))
+    if count == 1:
+        return b.insert(b.insert(Value(b, "poison", "float", 2), even, 0), odd, 1)
+    return b.shuffle(even, [lane // 2 + lane % 2 * count for lane in range(value.lanes)], odd.text)
 
 
 def _rounded(value: Value) -> Value:

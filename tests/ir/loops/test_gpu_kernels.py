@@ -561,3 +561,32 @@ def test_random_numbers(team: int) -> None:
     kernel = made((*outs, param("seed", 1, i64)), grid("i", rows, loops), team=team)
     given = {out.name: torch.zeros(rows * columns) for out in outs}
     check(kernel, {**given, "seed": torch.randint(-(2**63), 2**63 - 1, (1,))})
+
+
+@pytest.mark.parametrize("columns", [2, 45, 46, 1])
+@pytest.mark.parametrize("rows", [1, 7, 33])
+def test_columns_of_bfloat16(rows: int, columns: int) -> None:
+    """A thread takes two columns side by side, of which it stores what it adds up."""
+    i, j = var("i", rows), var("j", columns)
+    x = op("cast", load("x", i * columns + j, bf16), dtype=f32)
+    twice = op("cast", op("mul", x, const(2.0)), dtype=bf16)
+    body = (
+        Init("total", "sum", f32),
+        Init("most", "max", f32),
+        over(
+            "reduce",
+            "i",
+            rows,
+            None,
+            store("z", i * columns + j, twice),
+            Update("total", op("cast", twice, dtype=f32)),
+            Update("most", x),
+        ),
+        store("y", j, acc("total")),
+        store("w", j, op("cast", acc("most"), dtype=bf16)),
+    )
+    outs = param("y", columns, role="out"), param("w", columns, bf16, "out"), param("z", rows * columns, bf16, "out")
+    given = {"y": torch.zeros(columns), "w": torch.zeros(columns).to(bf16), "z": torch.zeros(rows * columns).to(bf16)}
+    kernel = made((*outs, param("x", rows * columns, bf16)), grid("j", columns, *body, kind="vector"))
+    assert "ld.global.b32" in ptx(kernel) or columns % 2
+    check(kernel, {**given, "x": torch.randn(rows * columns).to(bf16)})

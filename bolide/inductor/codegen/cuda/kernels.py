@@ -373,7 +373,7 @@ class TeamWriter(RegionWriter):
         order of the additions is the same."""
         b, r, plain = self.b, self.r, self.repeated
         times = iterations_at_once(loop, r.lanes)
-        if times == 1:
+        if times <= 1:
             plain(loop, start, stop, step, body)
             return
 

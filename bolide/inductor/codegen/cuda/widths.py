@@ -9,11 +9,13 @@ import torch
 from bolide.inductor.codegen.analysis import cost
 from bolide.inductor.codegen.scope import multiple_of
 from bolide.inductor.ir.loops import Access, Axis, Loop, Stmt, Store, Update
-from bolide.inductor.ir.walks import loads_of, roots_in
+from bolide.inductor.ir.walks import loads_of, roots_in, statements
 from bolide.symbolic import Expr
 
 #: Bytes of the widest loads and stores.
 WIDEST = 16
+#: Bytes of each row that a thread takes of a column.
+WORD = 4
 #: Instructions of a loop's body times elements: more would take more registers than there are.
 _MOST = 1 << 10
 #: Turns that are written out, one after the other, so that loads do not wait for each other.
@@ -24,10 +26,11 @@ _AT_ONCE, _UNROLLED = 8, 320
 
 def width_of(axis: Axis, body: Sequence[Stmt], team: int = 1) -> int:
     """Elements that a thread takes at a time of a loop, which a team of so many threads shares. A power of two."""
-    sizes = [dtype.itemsize for access, dtype in _accesses(body) if _is_run(access.index, axis.name)]
-    if not sizes or any(isinstance(statement, Loop) for statement in body):
+    loops = [statement for statement in body if isinstance(statement, Loop)]
+    sizes = [dtype.itemsize for access, dtype in _accesses(loops or body) if _is_run(access.index, axis.name)]
+    if not sizes or (loops and team > 1):
         return 1
-    width = WIDEST // max(sizes)
+    width = max(1, (WORD if loops else WIDEST) // max(sizes))
     while width > 1 and (_is_starved(axis.extent, width, team) or width * cost(body) > _MOST):
         width //= 2
     return width
@@ -66,6 +69,6 @@ def _is_run(index: Expr, axis: str) -> bool:
 def _accesses(body: Sequence[Stmt]) -> Iterator[tuple[Access, torch.dtype]]:
     for node in loads_of(roots_in(body)):
         yield node.arg, node.dtype
-    for statement in body:
+    for statement in statements(body):
         if isinstance(statement, Store):
             yield statement.access, statement.value.dtype
