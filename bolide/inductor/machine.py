@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+FAR = 1 << 60  # no two elements are farther apart
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -98,9 +100,10 @@ class Machine:
     #: Where runs of so many elements are copied, loops go along what is read: they fill lines of memory.
     shortest_run: int = 32
     #: A nest that reads across memory runs in blocks of so many iterations of its vector axis (so many rows are read
-    #: side by side) and tiles of so many along what is read.
+    #: side by side) and tiles of so many along what is read. `line`: bytes that memory is read in.
     block: int = 64
     tile: int = 16
+    line: int = 64
     #: A scatter updates rows in the first of these blocks, in elements, of which a row has at least `fewest_blocks`,
     #: for threads to share.
     row_blocks: tuple[int, ...] = (256, 128, 64, 32)
@@ -164,7 +167,7 @@ class Machine:
 #: A GPU of NVIDIA's Hopper generation. Matrix products and convolutions are libraries' there, conditions are masks, and
 #: a warp of 32 threads is what a vector is elsewhere.
 HOPPER = Machine(
-    Target("nvptx", "sm_90", "+ptx78", 32, 0, 0, False, rounds=True, triple="nvptx64-nvidia-cuda"),
+    Target("nvptx", "sm_90", "+ptx78", 32, 0, 0, False, near=FAR, span=FAR, rounds=True, triple="nvptx64-nvidia-cuda"),
     caches=(1 << 15,),
     device="cuda",
     teams=(32, 128, 256, 512),
@@ -181,6 +184,8 @@ HOPPER = Machine(
     least_large_window=1 << 30,
     unknown_extent=1 << 11,
     few_threads=1 << 14,
+    tile=32,
+    line=128,
 )
 
 

@@ -251,6 +251,7 @@ program("cat", pair(20), lambda x, y: (torch.cat([x, y], 1), torch.cat([x, y * 2
 program("cat, trained", pair(20), lambda x, y: torch.cat([x.exp(), y], 1) * 2, train=True)
 program("pad", rows(20), lambda x: (F.pad(x, (1, 2)), F.pad(x[None], (3, 1), mode="reflect")), f32, bf16, train=True)
 program("transpose", rows(45), lambda x: x.t().contiguous(), f32, bf16, f64, torch.int8)
+program("transposes", lambda m: (m.x(2, m.n, 70),), lambda x: (x.mT + 1, x.mT.relu().contiguous()), f32, bf16, i64)
 program("transposed add", pair(45), lambda x, y: (x.t() + y.t()) * 2, train=True)
 program(
     "mixed layouts", lambda m: (m.x(m.n, 40), m.x(40, m.n).t()), lambda x, y: (x + y, x * y.contiguous()), train=True
@@ -261,6 +262,7 @@ program("gaps", lambda m: (m.x(m.n, 40)[:, ::2], m.x(m.n * 2, 20)[::2]), lambda 
 program("expanded", lambda m: (m.x(m.n, 1).expand(m.n, 9), m.x(9)), lambda x, y: x * y, train=True)
 program("flips", rows(20), lambda x: (x.flip(1), x.roll(3, 0), x.repeat(2, 2), x.repeat_interleave(2, 1)))
 program("channels_last", images(8, 12), lambda x: x.contiguous(memory_format=torch.channels_last) * 2)
+program("wide channels_last", images(40, 9), lambda x: x.contiguous(memory_format=torch.channels_last) * 2, f32, bf16)
 program("from channels_last", images(8, 12), lambda x: (x.to(memory_format=torch.channels_last) + 1).contiguous())
 program("unfold", rows(20), lambda x: x.unfold(1, 5, 2) * 2)
 program(

@@ -31,13 +31,15 @@ class Place:
     """Where an access goes. ``one``: `pointer` is the same in all lanes; ``run``: `pointer` is the first lane's, the
     others follow at a distance of `stride` elements (1, -1 or up to `Target.near`); ``lanes``: a vector of pointers.
     `distinct`: no two lanes share an element. `align`: bytes that the first address is a multiple of; 0: an
-    element's."""
+    element's. `offsets`: on a GPU, what the lanes' pointers are from `pointer` on: of single pointers, LLVM finds out
+    what memory they are in."""
 
     shape: Shape
     pointer: Value
     distinct: bool
     stride: int = 1
     align: int = 0
+    offsets: Value | None = None
 
 
 def resolve(scope: Scope, access: Access, src: tuple[Node, ...], values: tuple[Value, ...]) -> Expr:
@@ -86,9 +88,11 @@ def place(scope: Scope, buffer: str, index: Expr) -> Place:
     rest = tuple(t for t in index.terms if t not in same)
     base = pointer(scope, buffer, same, index.offset)
     offsets = scope.lane_sum(rest, 0, "i32" if fits(rest, 0) else "i64")
+    distinct = stride is not None and stride.is_const
+    if scope.b.target.triple:
+        return Place("lanes", base, distinct, offsets=offsets)
     kind = MEMORY[scope.types[buffer]]
-    addresses = scope.b.emit(f"getelementptr {kind}, {base}, {offsets}", "ptr", scope.lanes)
-    return Place("lanes", addresses, stride is not None and stride.is_const)
+    return Place("lanes", scope.b.emit(f"getelementptr {kind}, {base}, {offsets}", "ptr", scope.lanes), distinct)
 
 
 def _is_near(stride: int, scope: Scope) -> bool:
@@ -238,6 +242,8 @@ def _read_by_lane(scope: Scope, where: Place, active: Value | None, kind: str) -
 def _address(where: Place, lane: int, kind: str) -> Value:
     """Where the element of a lane is."""
     b = where.pointer.b
+    if where.offsets is not None:
+        return b.emit(f"getelementptr {kind}, {where.pointer}, {b.extract(where.offsets, lane)}", "ptr")
     if where.shape == "lanes":
         return b.extract(where.pointer, lane)
     if where.shape == "one" or not lane:

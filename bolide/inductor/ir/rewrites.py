@@ -10,8 +10,17 @@ from itertools import pairwise
 import torch
 
 from bolide.inductor.ir.definitions import axis_var
-from bolide.inductor.ir.loops import VECTOR_KINDS, Axis, AxisKind, Init, Loop, Node, Stmt, Store, Update
-from bolide.inductor.ir.walks import nodes_below, rewriter, roots_in, substitute, substituted_arg, with_roots
+from bolide.inductor.ir.loops import VECTOR_KINDS, Access, Axis, AxisKind, Init, Local, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.walks import (
+    crosses,
+    loads_of,
+    nodes_below,
+    rewriter,
+    roots_in,
+    substitute,
+    substituted_arg,
+    with_roots,
+)
 from bolide.symbolic import Expr
 
 Rewriter = Callable[[Node], Node]
@@ -59,6 +68,61 @@ def _moved(statement: Stmt, place: Mapping[str, Expr], new: Rewriter) -> Stmt:
         return Loop(replace(statement.axis, extent=extent), body)
     assert isinstance(statement, Store)
     return with_roots(statement, new, access=statement.access.subs(place))
+
+
+def in_shared_tiles(
+    axes: Sequence[Axis], blocks: Sequence[tuple[str, int]], stores: Sequence[Stmt]
+) -> tuple[tuple[Stmt, ...], list[Local]]:
+    """Stores in loops over `axes`, of which two are in `blocks`: the vector axis, and one along which loads that go
+    across memory are consecutive. Of each block these loads are made along the second axis, into scratch memory, which
+    the stores read along the first. (Where a block is not whole, loads meet in the last element; none of it is used.)
+
+    ``parallel p, vector v`` becomes ``parallel v's blocks, parallel p's blocks`` with ``serial v, vector p`` and
+    ``serial p, vector v`` inside. Rows of scratch memory are one element longer than they need to be: its banks take a
+    column at a time then, too."""
+    by_name = {axis.name: axis for axis in axes}
+    (vector, height), (along, width) = [(by_name[name], size) for name, size in blocks]
+    outside, inside, place, known = [], [], {}, {}
+    for axis, size in ((vector, height), (along, width)):
+        block = Axis(f"{axis.name}b", axis.extent.ceildiv(size), "parallel")
+        first = axis_var(block.name, block.extent) * size
+        outside.append(block)
+        inside.append(_inside(axis, block.name, size, "vector" if axis is vector else "serial"))
+        place[axis.name] = first + axis_var(axis.name, inside[-1].extent)
+        known[axis.name] = Expr.min(first + axis_var(axis.name, Expr.const(size)), axis.extent - 1)
+    loads = [node for node in loads_of(roots_in(stores)) if not node.src]
+    loads = [node for node in loads if crosses(node.arg.index, along.name, vector.name)]
+    rooms = [
+        Local(f"{node.arg.buffer}_tile{n}", node.dtype, Expr.const(height * (width + 1)))
+        for n, node in enumerate(loads)
+    ]
+    names = {node: room.name for node, room in zip(loads, rooms)}
+
+    def held(room: str, one: Expr, other: Expr) -> Access:
+        row, column = axis_var(vector.name, one), axis_var(along.name, other)
+        return Access(room, row * (width + 1) + column)
+
+    def rule(node: Node, src: tuple[Node, ...]) -> Node | None:
+        if node in names:
+            return Node.make("load", node.dtype, (), held(names[node], inside[0].extent, inside[1].extent))
+        arg = substituted_arg(node, place)
+        return None if arg is node.arg and src == node.src else Node.make(node.op, node.dtype, src, arg)
+
+    read = [
+        Store(held(room, Expr.const(height), Expr.const(width)), substitute(known)(node))
+        for node, room in names.items()
+    ]
+    rows = (
+        replace(vector, extent=Expr.const(height), kind="serial"),
+        replace(along, extent=Expr.const(width), kind="vector"),
+    )
+    body: tuple[Stmt, ...] = (
+        Loop(rows[0], (Loop(rows[1], tuple(read)),)),
+        Loop(inside[1], (Loop(inside[0], tuple([_moved(store, place, rewriter(rule)) for store in stores])),)),
+    )
+    for axis in reversed([*(axis for axis in axes if axis not in (vector, along)), *outside]):
+        body = (Loop(axis, body),)
+    return body, rooms
 
 
 # ---- threads ---------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from bolide.inductor.ir.loops import (
     StoreMode,
     Update,
 )
-from bolide.inductor.ir.rewrites import in_blocks, jammed, on_grid, on_threads, split_at
+from bolide.inductor.ir.rewrites import in_blocks, in_shared_tiles, jammed, on_grid, on_threads, split_at
 from bolide.inductor.ir.scalar_ops import DRAWS
 from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
 from bolide.inductor.machine import Machine
@@ -61,7 +61,7 @@ def schedule_of(group: Group, pieces: list[Piece], machine: Machine) -> tuple[Sc
             for piece in pieces
         ]
     if machine.device == "cuda":
-        return in_teams(schedule, machine, any(piece.stage.position is not None for piece in pieces)), pieces
+        schedule = in_teams(schedule, machine, any(piece.stage.position is not None for piece in pieces))
     if schedule.inner:
         return schedule, pieces
     stores = [_store(piece.stage, piece.target) for piece in pieces if piece.target is not None]
@@ -74,7 +74,10 @@ def kernel_of(
     """The kernel of a group of these pieces, which are over the schedule's axes, as the schedule says."""
     nodes = _nodes(pieces)
     inside, scratch = _passes(pieces, len(group.space), schedule, machine)
-    body = _outer_loops(schedule, inside)
+    if schedule.blocks and schedule.team > 1:
+        body, scratch = in_shared_tiles(schedule.outer, schedule.blocks, inside)
+    else:
+        body = _outer_loops(schedule, inside)
     if schedule.splits:
         body = split_at(body, dict(schedule.splits))
     if schedule.jam is not None:

@@ -27,8 +27,9 @@ class Schedule:
     in one thread, inside all others); an axis inside is reduce or reduce_vector, which are serial and vector where a
     pass over them only stores. At most one axis is a vector axis, the innermost of its loops that are not serial.
     `jam`: the parallel axis of which so many iterations run side by side in one, each with accumulators of its own.
-    `blocks`: axes outside that run in blocks of so many iterations (`rewrites.in_blocks`). `splits`: axes outside that
-    are split at these places, wherever a condition on them changes there. Both are for kernels without axes inside.
+    `blocks`: axes outside that run in blocks of so many iterations (`rewrites.in_blocks`, for a GPU `in_shared_tiles`).
+    `splits`: axes outside that are split at these places, wherever a condition on them changes there. Both are for
+    kernels without axes inside.
     `grain`: the work that a thread must have (None: the machine's): it decides how many threads share the parallel
     axes, whatever their extents are in a call. `team`: the threads of a GPU that share the vector axis inside.
     `rename`: what became of the group's axes that were merged. `scratch`:
@@ -172,6 +173,8 @@ def choose_schedule(
 
 def cut(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedule:
     """The schedule of a kernel of these stores alone with its axes in blocks, and split, where that pays."""
+    if machine.device == "cuda":
+        return _in_shared_tiles(schedule, stores, machine)
     schedule = _in_tiles(schedule, stores, machine)
     schedule = _in_row_blocks(schedule, machine)
     if not any(map(is_bound, nodes_below(roots_in(stores)))):
@@ -216,24 +219,50 @@ def _gathering(schedule: Schedule, machine: Machine) -> Schedule:
 def _in_tiles(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedule:
     """The schedule in blocks and tiles, if the stores read across memory along their vector axis: every line of memory
     is fetched once then."""
+    if (axes := _crossed(schedule, stores, machine.tile)) is None:
+        return schedule
+    vector, along = axes
+    why = f"blocks of {vector}, tiles of {along}: loads are consecutive along {along}"
+    blocks = ((vector, machine.block), (along, machine.tile))
+    return _storing_along(schedule, vector, blocks, why)
+
+
+def _in_shared_tiles(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedule:
+    """The schedule of a GPU's kernel in tiles of whole lines, one for a warp, where stores read across memory: these
+    loads are made along it, and handed on in shared memory."""
+    if (axes := _crossed(schedule, stores, machine.tile)) is None:
+        return schedule
+    loads = [load for load in loads_of(roots_in(stores)) if not load.src and crosses(load.arg.index, axes[1], axes[0])]
+    sizes = [node.dtype.itemsize for node in (*loads, *(store.value for store in stores))]
+    side = min(max(machine.line // max(sizes), machine.tile), 2 * machine.tile)
+    if side * (side + 1) * sum(load.dtype.itemsize for load in loads) > machine.most_local_bytes:
+        return schedule
+    vector, along = axes
+    why = f"tiles of {vector} and {along} in shared memory: loads are consecutive along {along}"
+    return replace(_storing_along(schedule, vector, ((vector, side), (along, side)), why), team=machine.lanes)
+
+
+def _storing_along(schedule: Schedule, vector: str, blocks: tuple[tuple[str, int], ...], why: str) -> Schedule:
+    if schedule.vector != vector:
+        schedule = schedule.with_vector(vector, "stores are consecutive along it")
+    return replace(schedule, blocks=blocks, why=(*schedule.why, why))
+
+
+def _crossed(schedule: Schedule, stores: Sequence[Store], shortest: int) -> tuple[str, str] | None:
+    """An axis along which stores are consecutive and loads go across memory, and one along which these loads are
+    consecutive; both are at least so long."""
     axes = schedule.outer
     stores = [store for store in stores if store.mode != "any"]
     plain = all(store.mode == "set" and not store.operands for store in stores)
     if not plain or len(axes) < 2 or axes[-1].kind != "vector" or _rereads(stores):
-        return schedule
-    along = [axis for axis in axes if all(_stride(store.access.index, axis.name) == 1 for store in stores)]
-    loads = [node.arg.index for node in loads_of(roots_in(stores)) if not node.src] if along else []
-    for vector in along:
+        return None
+    vectors = [axis for axis in axes if all(_stride(store.access.index, axis.name) == 1 for store in stores)]
+    loads = [node.arg.index for node in loads_of(roots_in(stores)) if not node.src] if vectors else []
+    for vector in vectors:
         for axis in axes:
             if axis is not vector and any(crosses(index, axis.name, vector.name) for index in loads):
-                if min(map(_extent, (vector, axis))) < machine.tile:
-                    return schedule
-                if schedule.vector != vector.name:
-                    schedule = schedule.with_vector(vector.name, "stores are consecutive along it")
-                why = f"blocks of {vector.name}, tiles of {axis.name}: loads are consecutive along {axis.name}"
-                blocks = ((vector.name, machine.block), (axis.name, machine.tile))
-                return replace(schedule, blocks=blocks, why=(*schedule.why, why))
-    return schedule
+                return None if min(map(_extent, (vector, axis))) < shortest else (vector.name, axis.name)
+    return None
 
 
 def _rereads(stores: Sequence[Store]) -> bool:

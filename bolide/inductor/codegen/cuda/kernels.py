@@ -369,18 +369,24 @@ class TeamWriter(RegionWriter):
             self._join(before)
 
     def repeat(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
-        """What a thread adds up it takes several iterations at a time of, so that loads do not wait for each other. The
-        order of the additions is the same."""
+        """What a thread adds up, or copies, it takes several iterations at a time of, so that loads do not wait for
+        each other. The order is the same."""
         b, r, plain = self.b, self.r, self.repeated
-        times = iterations_at_once(loop, r.lanes)
+        times = iterations_at_once(loop, r.lanes, self.team.size)
         if times <= 1:
             plain(loop, start, stop, step, body)
             return
 
+        before = self.hazards
+
+        def one() -> None:
+            self.hazards = before.copy()  # with what other iterations leave (`Hazards.begin`)
+            body()
+
         def several() -> None:
             first = r.env[loop.axis.name]
             for turn in range(times):
-                self.at(loop, first + turn * step, body)
+                self.at(loop, first + turn * step, one)
 
         count = b.binary("sub", stop, start)
         if step > 1:
@@ -388,7 +394,7 @@ class TeamWriter(RegionWriter):
         whole = start + (count & -times) * step
         is_some, is_rest = b.compare("icmp slt", start, whole), b.compare("icmp slt", whole, stop)
         self.guarded(is_some, lambda: plain(loop, start, whole, times * step, several))
-        self.guarded(is_rest, lambda: plain(loop, whole, stop, step, body))
+        self.guarded(is_rest, lambda: plain(loop, whole, stop, step, one))
 
     def _is_in_parts(self, name: str, loop: Loop) -> bool:
         """Whether each thread gets a part of an accumulator in a loop: the outermost one in which only the team updates

@@ -36,13 +36,20 @@ def width_of(axis: Axis, body: Sequence[Stmt], team: int = 1) -> int:
     return width
 
 
-def iterations_at_once(loop: Loop, width: int) -> int:
-    """Iterations, of so many elements each, that a thread takes at a time of a loop which adds up what it loads."""
-    loads = any(True for _ in loads_of(roots_in(loop.body)))
-    if not loads or not all(isinstance(statement, Update) for statement in loop.body):
+def iterations_at_once(loop: Loop, width: int, team: int) -> int:
+    """Iterations, of so many elements each, that a thread takes at a time of a loop which adds up what it loads, or
+    copies rows (of a tile), a few elements of each."""
+    body, wanted = loop.body, Update if loop.axis.kind != "serial" else Store
+    if wanted is Store:
+        if not (len(body) == 1 and isinstance(body[0], Loop)):
+            return 1
+        width = -(-(body[0].axis.extent.bounds()[1] or _UNROLLED * team) // team)
+        body = body[0].body
+    loads = any(True for _ in loads_of(roots_in(body)))
+    if not loads or not all(isinstance(statement, wanted) for statement in body):
         return 1
     times = _AT_ONCE
-    while times > 1 and times * width * cost(loop.body) > _UNROLLED:
+    while times > 1 and times * width * cost(body) > _UNROLLED:
         times //= 2
     return times
 
@@ -54,9 +61,9 @@ def is_short(body: Sequence[Stmt], turns: int, width: int) -> bool:
 
 
 def _is_starved(extent: Expr, width: int, team: int) -> bool:
-    """Whether most threads of a team would have nothing to do, or a last one less than all its elements."""
+    """Whether half of a team's threads would have nothing to do, or a last one less than all its elements."""
     most = extent.bounds()[1]
-    if most is not None and most < (width if team == 1 else width * team // 2):
+    if most is not None and (most < width if team == 1 else 2 * most <= width * team):
         return True
     return team > 1 and multiple_of(extent) % width != 0
 
