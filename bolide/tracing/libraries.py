@@ -50,6 +50,10 @@ class Policy:
     #: 83 with these bounds, ResNet-50 297 and 241. At batch 2, 128×128, below them, that order costs 7 %.
     least_convolved: int = 3 << 18
     most_reordered: int = 1 << 18
+    #: Types of such a convolution, and whether one of 1×1 gains as well, which on a CPU takes the order that it gets.
+    #: A GPU's tensor cores want channels_last in 16 bits: cuDNN brings every operand into that order otherwise.
+    convolved_types: frozenset[torch.dtype] = frozenset((torch.float32,))
+    gains_pointwise: bool = False
     #: One of each channel by itself, from so many results on. One thread, 3×3 on 2×96×32×32: 950 µs row-major, 78 µs
     #: in channels_last; 7×7 on 8×96×56×56: 11.1 and 3.6 ms.
     least_depthwise: int = 1 << 14
@@ -72,7 +76,10 @@ POLICIES = {
     "cuda": Policy(
         least_scores=_NEVER,
         most_stored_scores=0,
-        least_convolved=_NEVER,
+        least_convolved=0,
+        most_reordered=_NEVER,
+        convolved_types=frozenset((torch.bfloat16, torch.float16)),
+        gains_pointwise=True,
         least_depthwise=_NEVER,
         fewest_packed=_NEVER,
         fewest_measured=_NEVER,

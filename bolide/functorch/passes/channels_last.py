@@ -1,4 +1,4 @@
-"""Convolutions of large activations in channels_last, where oneDNN is faster that way.
+"""Convolutions of large activations in channels_last, where oneDNN is faster that way; on GPUs all in 16 bits.
 
 The pass works on metas: convolutions that gain get their input in channels_last; the metas of ops whose results follow
 their operands' order of memory (pointwise ops, BatchNorm, pooling) are inferred again, so that chains of layers keep
@@ -30,7 +30,7 @@ def lay_out_convolutions(graph: fx.Graph) -> fx.Graph:
     Nor, for convolutions of all channels, in graphs with GroupNorm, whose kernels want a group's channels as one run of
     memory.
     """
-    plain = movable_convolutions(graph, (torch.float32, torch.bfloat16))
+    plain = movable_convolutions(graph, (torch.float32, torch.bfloat16, torch.float16))
     grouped = bool(graph.find_nodes(op="call_function", target=aten.native_group_norm.default))
     gaining = {node for node in plain if _gains_by_channel(node) or (not grouped and _gains(node))}
     if gaining:
@@ -55,7 +55,8 @@ def _gains(node: fx.Node) -> bool:
     """Whether a convolution of all channels is faster on a channels_last input, its weight being row-major."""
     kernel, result = _weight(node).shape, node.meta["val"]
     policy = policy_of(result.device)
-    dense = node.args[8] == 1 and result.dtype is torch.float32 and prod(kernel[2:]) > 1
+    whole = policy.gains_pointwise or prod(kernel[2:]) > 1
+    dense = node.args[8] == 1 and result.dtype in policy.convolved_types and whole
     return bool(dense and prod(kernel) <= policy.most_reordered and prod(result.shape) >= policy.least_convolved)
 
 

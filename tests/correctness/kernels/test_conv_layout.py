@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 import bolide
 from bolide.functorch import compile_trace, interpret
+from bolide.functorch.passes import channels_last
 from bolide.tracing import Trace
+from bolide.tracing.libraries import POLICIES
 
 aten = torch.ops.aten
 
@@ -86,6 +88,22 @@ def test_only_large_convolutions_are_channels_last() -> None:
         convolutions = graph.find_nodes(op="call_function", target=aten.convolution.default)
         layouts.append(["last" if node.meta["val"].stride[1] == 1 else "row-major" for node in convolutions])
     assert layouts == [["last", "row-major"], ["row-major", "row-major"]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_gpu_has_all_convolutions_of_16_bits_in_channels_last(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels_last, "policy_of", lambda device: POLICIES["cuda"])
+    net, x = Net().eval().to(dtype), torch.randn(2, 3, 40, 40, dtype=dtype)
+    with torch.no_grad():
+        graph = graphs(lambda x: net(x)[2], x)["inference"]
+        expected, actual = net(x), bolide.compile(net)(x)
+    for ours, eagers in zip(actual, expected, strict=True):
+        tolerance = 1e-4 if dtype is torch.float32 else 6e-2
+        torch.testing.assert_close(ours, eagers, rtol=tolerance, atol=tolerance, check_stride=True)
+    convolutions = graph.find_nodes(op="call_function", target=aten.convolution.default)
+    assert {node.meta["val"].stride[1] == 1 for node in convolutions} == {dtype is torch.bfloat16}
 
 
 def test_channels_last_models_stay_as_they_are() -> None:
