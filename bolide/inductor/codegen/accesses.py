@@ -26,13 +26,24 @@ from bolide.symbolic import Expr
 Shape = Literal["one", "run", "lanes"]
 
 
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Pieces of a buffer that are loaded as a whole: `length` elements each, one after the other, one of which starts
+    at `start`, so many elements (`first`) before a run. A piece with an element of the buffer in it is all inside."""
+
+    buffer: str
+    start: Expr
+    first: int
+    length: int
+
+
 @dataclass(slots=True)
 class Place:
     """Where an access goes. ``one``: `pointer` is the same in all lanes; ``run``: `pointer` is the first lane's, the
     others follow at a distance of `stride` elements (1, -1 or up to `Target.near`); ``lanes``: a vector of pointers.
     `distinct`: no two lanes share an element. `align`: bytes that the first address is a multiple of; 0: an
     element's. `offsets`: on a GPU, what the lanes' pointers are from `pointer` on: of single pointers, LLVM finds out
-    what memory they are in."""
+    what memory they are in. `windows`: what a run can be taken out of."""
 
     shape: Shape
     pointer: Value
@@ -40,6 +51,7 @@ class Place:
     stride: int = 1
     align: int = 0
     offsets: Value | None = None
+    windows: Windows | None = None
 
 
 def resolve(scope: Scope, access: Access, src: tuple[Node, ...], values: tuple[Value, ...]) -> Expr:
@@ -83,7 +95,10 @@ def place(scope: Scope, buffer: str, index: Expr) -> Place:
     stride = index.coefficient(scope.vector) if scope.vector is not None and varying == {scope.vector} else None
     if stride is not None and stride.is_const and _is_near(stride.value, scope):
         address = pointer(scope, buffer, index.terms, index.offset)
-        return Place("run", address, True, stride.value, scope.alignment(buffer, index) if stride.value == 1 else 0)
+        align = scope.alignment(buffer, index) if stride.value == 1 else 0
+        windows = scope.windows(buffer, index)
+        pieces = None if windows is None else Windows(buffer, *windows)
+        return Place("run", address, True, stride.value, align, windows=pieces)
     same = tuple(filter(scope.is_same, index.terms))
     rest = tuple(t for t in index.terms if t not in same)
     base = pointer(scope, buffer, same, index.offset)
@@ -209,7 +224,10 @@ def store(scope: Scope, statement: Store, value: Value, values: tuple[Value, ...
 def _read(scope: Scope, where: Place, active: Value | None, kind: str) -> Value:
     """One element per lane; 0 where a lane is off."""
     b, lanes = scope.b, scope.lanes
-    if where.shape == "run" and where.stride == 1 and (active is None or active.lanes == 1):
+    is_run = where.shape == "run" and where.stride == 1 and (active is None or active.lanes == 1)
+    if where.windows is not None and not (is_run and where.windows.first == 0):
+        return _read_windows(scope, where, where.windows, active, kind)
+    if is_run:
         align = where.align or BITS[kind] // 8
         load = f"load {llvm_type(kind, lanes)}, {where.pointer}, align {align}"
         return b.emit(load, kind, lanes) if active is None else _if_on(b, active, load, kind, lanes)
@@ -237,6 +255,45 @@ def _read_by_lane(scope: Scope, where: Place, active: Value | None, kind: str) -
         mask = None if active is None else b.extract(active, lane)
         result = b.insert(result, _load_one(scope, _address(where, lane, kind), mask, kind), lane)
     return result
+
+
+def _read_windows(scope: Scope, where: Place, windows: Windows, active: Value | None, kind: str) -> Value:
+    """`_read_by_lane`, of a run that several lanes find in one piece of the buffer: it is loaded once, if it has an
+    element of a lane that is on."""
+    b, length = scope.b, windows.length
+    places = [windows.first + lane * where.stride for lane in range(scope.lanes)]
+    masks = [None if active is None else b.extract(active, lane) for lane in range(scope.lanes)]
+    result = Value(b, "poison", kind, scope.lanes)
+    for number in dict.fromkeys(place // length for place in places):
+        lanes = [lane for lane, place in enumerate(places) if place // length == number]
+        piece, given = None, dict[str, Value]()
+        if len(lanes) > 1:
+            given = {mask.text: mask for lane in lanes if (mask := masks[lane]) is not None}
+            on = functools.reduce(operator.or_, given.values()) if given else None
+            piece = _window(scope, windows, number, on, kind)
+        for lane in lanes:
+            mask = masks[lane]
+            if piece is None:
+                element = _load_one(scope, _address(where, lane, kind), mask, kind)
+            else:
+                element = b.extract(piece, places[lane] - number * length)
+                element = element if mask is None or len(given) == 1 else b.select(mask, element, 0)
+            result = b.insert(result, element, lane)
+    return result
+
+
+def _window(scope: Scope, windows: Windows, number: int, on: Value | None, kind: str) -> Value:
+    """A piece of a buffer, or zeros."""
+    b, index = scope.b, windows.start + number * windows.length
+    key = ("window", windows.buffer, index, on and on.text)
+    known = scope.recall(key)
+    if known is not None:
+        return known
+    address = pointer(scope, windows.buffer, index.terms, index.offset)
+    bytes_ = windows.length * BITS[kind] // 8
+    load = f"load {llvm_type(kind, windows.length)}, {address}, align {bytes_}"
+    piece = b.emit(load, kind, windows.length) if on is None else _if_on(b, on, load, kind, windows.length)
+    return piece if windows.buffer in scope.dependences.written else scope.remember(key, piece)
 
 
 def _address(where: Place, lane: int, kind: str) -> Value:

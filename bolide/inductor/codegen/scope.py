@@ -61,6 +61,11 @@ class Scope:
         """Bytes that the address of the first of a run of elements is known to be a multiple of; 0: an element's."""
         return 0
 
+    def windows(self, buffer: str, index: Expr) -> tuple[Expr, int, int] | None:
+        """Where pieces of a buffer start that are loaded as a whole, how far behind that a run of elements starts, and
+        how long they are; None where elements are loaded by themselves, or as vectors."""
+        return None
+
     # ---- blocks ----
 
     def push(self) -> None:

@@ -590,3 +590,30 @@ def test_columns_of_bfloat16(rows: int, columns: int) -> None:
     kernel = made((*outs, param("x", rows * columns, bf16)), grid("j", columns, *body, kind="vector"))
     assert "ld.global.b32" in ptx(kernel) or columns % 2
     check(kernel, {**given, "x": torch.randn(rows * columns).to(bf16)})
+
+
+@pytest.mark.parametrize("team", (1, 32))
+@pytest.mark.parametrize("dtype", [f32, bf16, torch.bool])
+@pytest.mark.parametrize("step", [1, 2, 3, -1])
+def test_runs_out_of_pieces(step: int, dtype: torch.dtype, team: int) -> None:
+    """Runs that start anywhere, or of every so manyth element, under masks or not: they are taken out of pieces of 128
+    bits that are loaded as a whole, none of which reaches over the end of the buffer."""
+    columns, rows, away = 64, 3, int(torch.randint(16, ()))
+    width = abs(step) * columns + 32
+    i, j = var("i", rows), var("j", columns)
+    first = int(torch.randint(-8, 8, ()))
+    start = as_expr(16 + first) + (width - 33 if step < 0 else 0)
+    place = i * width + j * step + start
+    low, high = (Node.make("index", i64, (), expr) for expr in (j - away, j - columns + away))
+    inside = op("and", op("ge", low, const(0, i64), dtype=torch.bool), op("lt", high, const(0, i64), dtype=torch.bool))
+    on = load("on", i * columns + j, torch.bool)
+    loads = [load("x", place, dtype)]
+    loads += [load("x", place + more, dtype, mask, masked=True) for mask in (inside, on) for more in (-1, 1)]
+    body = [store(f"y{n}", i * columns + j, node) for n, node in enumerate(loads)]
+    loops = shared("j", columns, *body) if team > 1 else grid("j", columns, *body, kind="vector")
+    outs = [param(f"y{n}", rows * columns, dtype, "out") for n in range(len(loads))]
+    for numel in (rows * width, rows * width + 1):
+        params = (*outs, param("x", numel, dtype), param("on", rows * columns, torch.bool))
+        x, given = (torch.randn(numel) * 2).to(dtype), torch.rand(rows * columns) < 0.5
+        buffers = {out.name: torch.zeros(rows * columns, dtype=dtype) for out in outs}
+        check(made(params, grid("i", rows, loops), team=team), {**buffers, "x": x, "on": given})

@@ -83,6 +83,7 @@ class ThreadValues(FunctionValues):
         super().__init__(b, dependences)
         self.are_aligned = True
         self.aligned: set[str] = set()
+        self.numels: dict[str, Expr] = {}
 
     def alignment(self, buffer: str, index: Expr) -> int:
         if self.vector is None:
@@ -92,6 +93,15 @@ class ThreadValues(FunctionValues):
         if known > size:
             self.aligned.add(buffer)
         return known
+
+    def windows(self, buffer: str, index: Expr) -> tuple[Expr, int, int] | None:
+        numel, length = self.numels.get(buffer), WIDEST // self.types[buffer].itemsize
+        if not self.are_aligned or self.vector is None or numel is None or multiple_of(numel) % length:
+            return None
+        if multiple_of(index - index.offset, {self.vector: self.lanes}) % length:
+            return None
+        self.aligned.add(buffer)
+        return index - index.offset % length, index.offset % length, length
 
     def read(self, name: str) -> Value:
         """An accumulator's value; partial results that are nothing yet are left out."""
@@ -169,6 +179,7 @@ class TeamWriter(RegionWriter):
         """`size`: the threads of a team."""
         super().__init__(kernel, dependences, machine, declarations)
         self.levels = 2
+        self.r.numels = {param.name: param.numel for param in kernel.params}
         self.symbol, self.written = symbol, dependences.written
         self.hazards = Hazards(kernel)
         self.axes: list[Axis] = []  # of the loops around
