@@ -74,10 +74,10 @@ class Machine:
     fewest_parts: int = 4
     most_parts: int = 64
     least_with_rest: int = 64
-    #: Reductions to places (argmax) of at least so many elements: those of the parts go through memory with the values.
-    #: As many parts of all results as there should be threads are enough.
-    places_length: int = 1 << 17
+    #: As many parts of all results as there are threads are enough. Reductions to places (argmax) get parts from so
+    #: many elements on: their places go through memory with the values.
     enough_parts: int = 1 << 18
+    places_length: int = 1 << 17
     #: Products of at most so many multiplications are kernels. An operand that must be laid out by rows before has at
     #: most so many elements for each row that it is multiplied by.
     most_multiplications: int = 1 << 18
@@ -89,9 +89,11 @@ class Machine:
     most_places: int = 128
     fewest_weights: int = 1 << 20
     #: Work (`ir.scalar_ops`) that is done again in every reader of a value, with one load or none; and at a second
-    #: point of the same reader, or for every element of a broadcast.
+    #: point of the same reader, or for every element of a broadcast. `holds_rows`: loads of what is the same along some
+    #: axes do not count, caches hold that.
     free_work: int = 6
     cheap_work: int = 16
+    holds_rows: bool = False
     #: The work of a load under a mask, or lane by lane. A value of `scratch_work` that several passes need is kept in
     #: scratch memory; one of `stored_work` that is stored anyway is read back.
     irregular_load: int = 8
@@ -186,6 +188,7 @@ HOPPER = Machine(
     few_threads=1 << 14,
     tile=32,
     line=128,
+    holds_rows=True,
 )
 
 

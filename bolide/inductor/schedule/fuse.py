@@ -129,7 +129,7 @@ def contiguous_inside(group: Group, buffers: dict[str, Buffer]) -> bool:
     for name, ways in reads_by_buffer(group.stages).items():
         for element, _ in ways:
             used = element.free_vars
-            weight = 4 if not (used.isdisjoint(inner) or used.isdisjoint(outer)) else 1
+            weight = 4 if used >= inner | outer else 1  # what is the same for rows is small
             for coord, stride in zip(element.coords, buffers[name].layout.stride):
                 if is_one(stride):
                     along = sum(_moves(coord, axis) for axis in inner) - sum(_moves(coord, axis) for axis in outer)

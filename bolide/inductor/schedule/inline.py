@@ -37,6 +37,7 @@ from bolide.inductor.ir.walks import (
 )
 from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.order import Lifetimes, lifetimes_of
+from bolide.inductor.schedule.stages import is_one
 from bolide.symbolic import Expr
 
 #: (producer, coordinates, their operands) -> value
@@ -103,7 +104,7 @@ def _worth(definition: Computed, readers: list[Definition], machine: Machine, ti
     if definition.reduce_op is not None:
         return False
     ops = [node.op for node in nodes_below((definition.value,))]
-    work, loads = sum([SCALAR_OPS[op].work for op in ops]), ops.count("load")
+    work, loads = sum([SCALAR_OPS[op].work for op in ops]), _loads(definition, machine)
     if len(ops) > machine.most_inlined:
         return False
     points = [_points(reader, definition.name) for reader in readers]
@@ -120,6 +121,15 @@ def _worth(definition: Computed, readers: list[Definition], machine: Machine, ti
     if len(readers) == 1:
         return not (again or expands) or work <= machine.cheap_work
     return not again and not expands and loads <= 2 and work <= machine.free_work
+
+
+def _loads(definition: Computed, machine: Machine) -> int:
+    """The loads that count, of a definition that is computed again."""
+    loads = loads_of((definition.value,))
+    if not machine.holds_rows:
+        return len(loads)
+    axes = {name for name, extent in zip(definition.axes, definition.shape) if not is_one(extent)}
+    return sum(bool(load.src) or load.arg.free_vars >= axes for load in loads)
 
 
 def _points(reader: Definition, name: str) -> tuple[int, bool]:

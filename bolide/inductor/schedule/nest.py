@@ -188,15 +188,19 @@ def cut(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedu
 
 
 def in_teams(schedule: Schedule, machine: Machine, picks: bool) -> Schedule:
-    """The schedule of a kernel for a GPU: a team shares a vector axis inside, of more threads the longer it is.
+    """The schedule of a kernel for a GPU: a team shares a vector axis inside, of more threads the longer it is, and the
+    more often it does so.
     `picks`: it looks for places (of maxima), which are costly to join: so fewer threads have some."""
     schedule = _gathering(schedule, machine)
     vector = next((axis for axis in schedule.inner if axis.name == schedule.vector), None)
     if vector is None:
         return schedule
     length = vector.extent.value if vector.extent.is_const else machine.unknown_extent
+    inside = volume(axis.extent for axis in schedule.inner)
+    points = inside.value if inside.is_const else length
     turns = 2 * machine.most_turns if picks else machine.most_turns
-    team = next((team for team in machine.teams if length <= team * turns), machine.teams[-1])
+    teams = [team for team in machine.teams if team <= length] or [*machine.teams[:1]]
+    team = next((team for team in teams if points <= team * turns), teams[-1])
     why = f"teams of {team}: each thread has at most {-(-length // team)} of {vector.name}"
     return replace(schedule, team=team, jam=None, why=(*schedule.why, why))
 

@@ -94,11 +94,10 @@ def _parts(definition: Computed, machine: Machine, sizes: Mapping[str, int]) -> 
     if results.value >= (machine.split_rows if _along_memory(definition) else machine.split_columns):
         return None
     is_worth_steps = length.value >= 2 * machine.grain  # more steps than two are worth their time
-    if definition.position is not None:
-        if length.value < machine.places_length:
-            return None
-        enough = max(machine.enough_parts // results.value, machine.fewest_parts)
-        machine = replace(machine, most_parts=min(machine.most_parts, enough))
+    if definition.position is not None and length.value < machine.places_length:
+        return None
+    enough = max(machine.enough_parts // results.value, machine.fewest_parts)
+    machine = replace(machine, most_parts=min(machine.most_parts, enough))
     even = _even_parts(definition, machine, sizes)
     uneven = _parts_and_rest(definition, machine, sizes) if is_worth_steps else None
     if even is None or (uneven is not None and uneven[0] >= _FAR_MORE * even[0]):

@@ -33,3 +33,13 @@ def test_teams_that_look_for_places_have_fewer_threads(columns: int, teams: tupl
     row = Axis("j", Expr.const(columns), "reduce_vector")
     schedule = Schedule((Axis("i", Expr.const(9), "parallel"),), (row,), (), 1).with_vector("j", "")
     assert tuple(in_teams(schedule, HOPPER, picks).team for picks in (False, True)) == teams
+
+
+@pytest.mark.parametrize(
+    "rows, columns, team", [(16, 4096, 512), (1, 4096, 128), (2, 1024, 128), (64, 49, 32), (32, 16, 32), (1, 64, 32)]
+)
+def test_teams_of_several_loops(rows: int, columns: int, team: int) -> None:
+    """A team is as large as all that it does asks for, if each loop has work for all of it."""
+    inner = (Axis("i", Expr.const(rows), "reduce"), Axis("j", Expr.const(columns), "reduce_vector"))
+    outer = (Axis("n", Expr.const(1 << 10), "parallel"),)
+    assert in_teams(Schedule(outer, inner, (), 1), HOPPER, False).team == team
