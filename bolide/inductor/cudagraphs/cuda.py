@@ -11,6 +11,7 @@ from torch import Tensor, UntypedStorage
 
 from bolide.inductor.cudagraphs.device import Graph, Layout
 from bolide.inductor.runtime.cuda.driver_api import begin_capture
+from bolide.support.garbage import collector_paused
 
 _REPLACED = "The CUDA Graph is empty"
 """What torch warns of when the graph that keeps a pool is captured."""
@@ -48,9 +49,10 @@ class CudaPool:
 
     @contextlib.contextmanager
     def _captured(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """What this thread does is captured; other threads may go on, but for what `gate` says."""
+        """What this thread does is captured; other threads may go on, but for what `gate` says. Nothing is collected
+        meanwhile: what ends with an object, a graph above all, may be forbidden."""
         capture = torch.cuda.graph(graph, pool=self.name, stream=self.stream, capture_error_mode="thread_local")
-        with torch.cuda.stream(self.stream):  # torch leaves it current behind a capture that fails
+        with collector_paused(), torch.cuda.stream(self.stream):  # torch leaves it current behind a capture that fails
             capture.__enter__()
             try:
                 yield
@@ -62,13 +64,15 @@ class CudaPool:
 
     def _end(self, capture: torch.cuda.graph) -> None:
         """Ends a capture. Where CUDA takes it for invalid, torch does not end its own part: its generator would refuse
-        to draw from then on, and its allocators to capture. So the driver begins another one for it to end."""
+        to draw from then on, and its allocators to capture. So the driver begins another one for it to end. What was
+        captured goes at once, and not during a later capture, which that would end."""
         try:
             capture.__exit__(None, None, None)
         except Exception:
             with contextlib.suppress(Exception), torch.cuda.stream(self.stream):
                 begin_capture(self.stream.cuda_stream)
                 capture.cuda_graph.capture_end()
+                capture.cuda_graph.reset()
             raise
 
     @contextlib.contextmanager
