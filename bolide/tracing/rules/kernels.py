@@ -31,8 +31,9 @@ _NO_SIZES = frozenset(  # integers that say something else
     ["decimals", "diagonal", "dim", "dim1", "dim2", "dims", "dtype", "ignore_index", "input_dtype", "layout"]
     + ["memory_format", "offset", "reduction", "shifts"]
 )
-TRUSTING = frozenset({"linalg_ldl_solve", "linalg_lu_solve"})
-"""Kernels that take numbers in a tensor for places in memory, unchecked: they are never run on made-up data."""
+TRUSTING = frozenset({"linalg_ldl_solve", "linalg_lu_solve", "_pdist_backward"})
+"""Kernels that take numbers in a tensor, or how many elements it has, for places in memory, unchecked: they are run
+neither on made-up data nor on tensors of another size."""
 _CHECKING = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
 """Private parts of operations whose kernels check for themselves that sizes fit."""
 _NUMBERS = (int, float, complex, bool, str, torch.dtype)

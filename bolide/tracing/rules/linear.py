@@ -210,7 +210,7 @@ def _pdist(x: TensorMeta, p: float = 2) -> TensorMeta:
     return row_major(x, (x.shape[0] * (x.shape[0] - 1) // 2,))
 
 
-@rule_of_symbols(aten._pdist_backward.default)
+@rule("_pdist_backward")
 def _pdist_backward(grad: TensorMeta, x: TensorMeta, *_: object) -> TensorMeta:
     return row_major(x)
 

@@ -331,6 +331,12 @@ def householder(x: torch.Tensor) -> Any:
     return torch.ormqr(factors, tau, x[:, :2]), torch.linalg.householder_product(x[:, :2], tau[:2])
 
 
+@case
+def distances_of_few_rows(x: torch.Tensor) -> Any:
+    few = [x[:rows].detach().requires_grad_() for rows in range(1, 5)]
+    return [torch.autograd.grad(torch.pdist(rows).sum(), rows) for rows in few]
+
+
 # ---- state of the process --------------------------------------------------------------------------------------------
 
 
