@@ -59,3 +59,30 @@ def test_training_reads_and_writes_little(
     for mine, theirs in zip(torch.autograd.grad(result, arguments, given), eager):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     assert len(moved) <= most, moved
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_batch_norm_as_a_gpu_calls_it(layout: torch.memory_format, seed: int) -> None:
+    """cuDNN's operator is compiled as the native one: outputs, gradients, running statistics."""
+    torch.manual_seed(seed)
+
+    def cudnn(x: Tensor, *more: Tensor, training: bool = True) -> Tensor:
+        return torch.ops.aten.cudnn_batch_norm(x, *more, training, 0.1, 1e-5)[0].relu()
+
+    def native(x: Tensor, weight: Tensor, bias: Tensor, *statistics: Tensor, training: bool = True) -> Tensor:
+        return F.batch_norm(x, *statistics, weight, bias, training, 0.1, 1e-5).relu()
+
+    x = torch.randn(3, 5, 4, 6).to(memory_format=layout)
+    compiled = bolide.compile(cudnn, fullgraph=True)
+    for training in (True, False):
+        found = []
+        statistics = torch.randn(5), torch.rand(5) + 0.5
+        for function in (compiled, native):
+            learned = [t.clone().requires_grad_() for t in (x, torch.arange(5.0), torch.ones(5))]
+            own = [t.clone() for t in statistics]
+            result = function(*learned, *own, training=training)
+            assert result.is_contiguous(memory_format=layout)
+            gradients = torch.autograd.grad(result, learned, x + 1)
+            found.append([result.detach(), *own, *gradients])
+        for mine, theirs in zip(*found):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)

@@ -310,6 +310,22 @@ def _native_batch_norm(trace: Recorder, func: OpOverload, /, *args: Any, **kwarg
     return trace.wrap(results)
 
 
+@handler("cudnn_batch_norm")
+def _cudnn_batch_norm(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
+    """What eager calls on a GPU. It is recorded as the native operator, which fuses with what is around it; the last
+    result is for cuDNN's own backward alone."""
+    results = _native_batch_norm(trace, func, *args, **kwargs)
+    kind = {"dtype": torch.uint8, "device": results[0].device}
+    return *results, trace.dispatch(aten.empty.memory_format, ([0],), kind)
+
+
+@handler("cudnn_batch_norm_backward")
+def _cudnn_batch_norm_backward(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
+    x, grad, weight, *statistics, eps = [*args, *kwargs.values()][:8]
+    given = (grad, x, weight, *statistics, True, eps, [True, True, True])
+    return trace.dispatch(aten.native_batch_norm_backward.default, given, {})
+
+
 @handler("var.correction", "std.correction", "var_mean.correction", "std_mean.correction")
 def _variance(trace: Recorder, func: OpOverload, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Eager warns of too few elements, in the kernel."""
