@@ -617,3 +617,42 @@ def test_runs_out_of_pieces(step: int, dtype: torch.dtype, team: int) -> None:
         x, given = (torch.randn(numel) * 2).to(dtype), torch.rand(rows * columns) < 0.5
         buffers = {out.name: torch.zeros(rows * columns, dtype=dtype) for out in outs}
         check(made(params, grid("i", rows, loops), team=team), {**buffers, "x": x, "on": given})
+
+
+@pytest.mark.parametrize("team", [1, 32])
+def test_loads_come_before_stores(team: int) -> None:
+    """But not those of what a store before them writes."""
+    rows, columns = 4, 128
+    i, j = var("i", rows), var("j", columns)
+    at = i * columns + j
+    body = (
+        store("p", at, op("mul", load("p", at), load("g", at))),
+        store("m", at, op("add", load("m", at), load("p", at))),
+        store("v", at, op("sub", load("g", at), load("w", at))),
+    )
+    loops = shared("j", columns, *body) if team > 1 else grid("j", columns, *body, kind="vector")
+    params = (*(param(name, rows * columns, role="inout") for name in "pmv"), *(param(n, rows * columns) for n in "gw"))
+    kernel = made(params, grid("i", rows, loops), team=team)
+    check(kernel, {name: torch.randn(rows * columns) for name in "pmvgw"})
+    wide = [line for line in ptx(kernel).splitlines() if "global.v4" in line]
+    kinds = ["ld" in line for line in wide]
+    assert kinds[:4] == [True] * 4, wide
+    assert not kinds[4], wide
+
+
+@pytest.mark.parametrize("rows", [5, 8, 20])
+def test_columns_that_are_stored_and_added_up(rows: int) -> None:
+    """Loads of several iterations come before what these store; not those of what is stored."""
+    i, j, columns = var("i", rows), var("j", 48), 48
+    at = i * columns + j
+    twice = op("mul", load("x", at), load("scale", j))
+    adding = Update("total", op("mul", load("x", at), load("z", at)))
+    body = (
+        Init("total", "sum", f32),
+        over("reduce", "i", rows, None, store("z", at, twice), adding),
+        store("y", j, acc("total")),
+    )
+    outs = param("y", columns, role="out"), param("z", rows * columns, role="inout")
+    kernel = made((*outs, param("x", rows * columns), param("scale", columns)), grid("j", columns, *body))
+    sizes = {"y": columns, "z": rows * columns, "x": rows * columns, "scale": columns}
+    check(kernel, {name: torch.randn(size) for name, size in sizes.items()})

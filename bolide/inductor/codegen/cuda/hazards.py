@@ -7,9 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bolide.inductor.ir.loops import Axis, Init, Kernel, Loop, Param, Stmt, Store
+from bolide.inductor.codegen.analysis import Dependences, changed_by
+from bolide.inductor.ir.loops import Axis, Init, Kernel, Loop, Node, Param, Stmt, Store, Update
 from bolide.inductor.ir.ranges import Touched, are_apart
 from bolide.inductor.ir.walks import loads_of, roots_of
+
+#: Loads that come early: more would take too many registers.
+MOST_EARLY = 8
 
 
 class _Use(NamedTuple):
@@ -94,6 +98,21 @@ def _may_be(one: Param, other: Param) -> bool:
 def is_together(statement: Stmt) -> bool:
     """Whether it is a loop whose iterations the team runs together, one after the other."""
     return isinstance(statement, Loop) and statement.axis.bound != "team"
+
+
+def early_loads(body: Sequence[Stmt], dependences: Dependences) -> list[Node]:
+    """The loads of stores and updates that can come before all of these, as nothing before them writes what they read:
+    behind a store each would wait, as it might read what was stored."""
+    plain = [statement for statement in body if isinstance(statement, (Store, Update))]
+    if len(body) < 2 or len(plain) < len(body):
+        return []
+    changed: set[str] = set()
+    early: dict[Node, None] = {}
+    for statement in plain:
+        loads = loads_of(roots_of(statement))
+        early.update((load, None) for load in loads if changed.isdisjoint(dependences.names(load)))
+        changed |= changed_by((statement,))
+    return [*early][:MOST_EARLY]
 
 
 def _uses(statement: Stmt, axes: tuple[Axis, ...], by_first: bool = True) -> Iterator[_Use]:

@@ -15,7 +15,7 @@ from functools import partial
 from bolide.inductor.codegen.analysis import Dependences, changed_by, updated_in
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.cuda.bfloat16 import in_bfloat16
-from bolide.inductor.codegen.cuda.hazards import Hazards, is_together
+from bolide.inductor.codegen.cuda.hazards import Hazards, early_loads, is_together
 from bolide.inductor.codegen.cuda.teams import ROOM, WARP, Team, special
 from bolide.inductor.codegen.cuda.widths import WIDEST, is_short, iterations_at_once, width_of
 from bolide.inductor.codegen.function_values import FunctionValues, Parts
@@ -325,6 +325,12 @@ class TeamWriter(RegionWriter):
 
     # ---- statements ----
 
+    def statements(self, body: Sequence[Stmt]) -> None:
+        if self.team.size == 1 or self.is_apart:
+            for load in early_loads(body, self.r.dependences):
+                self.r.value(load)
+        super().statements(body)
+
     def store(self, statement: Store) -> None:
         if self.team.size == 1 or self.is_apart:
             super().store(statement)
@@ -396,8 +402,10 @@ class TeamWriter(RegionWriter):
 
         def several() -> None:
             first = r.env[loop.axis.name]
-            for turn in range(times):
-                self.at(loop, first + turn * step, one)
+            places = [first + turn * step for turn in range(times)]
+            given = self._loaded(loop, places)
+            for place, values in zip(places, given):
+                self.at(loop, place, partial(self._with, values, one))
 
         count = b.binary("sub", stop, start)
         if step > 1:
@@ -406,6 +414,24 @@ class TeamWriter(RegionWriter):
         is_some, is_rest = b.compare("icmp slt", start, whole), b.compare("icmp slt", whole, stop)
         self.guarded(is_some, lambda: plain(loop, start, whole, times * step, several))
         self.guarded(is_rest, lambda: plain(loop, whole, stop, step, one))
+
+    def _loaded(self, loop: Loop, places: Sequence[Value]) -> list[dict[Node, Value]]:
+        """What iterations at these places load that none of them stores, if they store at all: loads behind a store
+        would wait."""
+        r, changed = self.r, changed_by(loop.body)
+        stores = self.team.size == 1 and any(isinstance(statement, Store) for statement in loop.body)
+        early = early_loads(loop.body, r.dependences) if stores else []
+        loads = [load for load in early if changed.isdisjoint(r.dependences.names(load))]
+        given: list[dict[Node, Value]] = []
+        for place in places:
+            self.at(loop, place, lambda: given.append({load: r.value(load) for load in loads}))
+        return given
+
+    def _with(self, values: dict[Node, Value], body: Body) -> None:
+        """A body in which these values are known."""
+        for node, value in values.items():
+            self.r.remember(node, value)
+        body()
 
     def _is_in_parts(self, name: str, loop: Loop) -> bool:
         """Whether each thread gets a part of an accumulator in a loop: the outermost one in which only the team updates

@@ -46,10 +46,11 @@ def iterations_at_once(loop: Loop, width: int, team: int) -> int:
         width = -(-(body[0].axis.extent.bounds()[1] or _UNROLLED * team) // team)
         body = body[0].body
     loads = any(True for _ in loads_of(roots_in(body)))
-    if not loads or not all(isinstance(statement, wanted) for statement in body):
+    stores_too = team == 1 and any(isinstance(statement, Update) for statement in body)
+    if not loads or not all(isinstance(statement, (Store, Update) if stores_too else wanted) for statement in body):
         return 1
-    times = _AT_ONCE
-    while times > 1 and times * width * cost(body) > _UNROLLED:
+    times, most = _AT_ONCE, 2 * _UNROLLED if any(isinstance(statement, Store) for statement in body) else _UNROLLED
+    while times > 1 and times * width * cost(body) > most:
         times //= 2
     return times
 
