@@ -13,8 +13,13 @@ from bolide.inductor.cudagraphs.device import Graph, Layout
 from bolide.inductor.runtime.cuda.driver_api import begin_capture
 from bolide.support.garbage import collector_paused
 
-_REPLACED = "The CUDA Graph is empty"
-"""What torch warns of when the graph that keeps a pool is captured."""
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without torch's warning that a captured graph is empty."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+        yield
 
 
 class Cuda:
@@ -42,10 +47,8 @@ class CudaPool:
             self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self.name = torch.cuda.graph_pool_handle()
             self.keeper = torch.cuda.CUDAGraph()
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=_REPLACED)
-                with self._captured(self.keeper):
-                    pass
+            with _quietly(), self._captured(self.keeper):
+                pass
 
     @contextlib.contextmanager
     def _captured(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
@@ -69,7 +72,7 @@ class CudaPool:
         try:
             capture.__exit__(None, None, None)
         except Exception:
-            with contextlib.suppress(Exception), torch.cuda.stream(self.stream):
+            with contextlib.suppress(Exception), _quietly(), torch.cuda.stream(self.stream):
                 begin_capture(self.stream.cuda_stream)
                 capture.cuda_graph.capture_end()
                 capture.cuda_graph.reset()
