@@ -17,7 +17,8 @@ class Target:
     """Instructions of a CPU, or of one thread of a GPU (then `triple` is LLVM's name for the kind of machine).
     `vector_bits`: width of its registers. `sleef_f32`, `sleef_f64`: lanes of the Sleef functions that suit it (0: call
     the C library lane by lane). `scales`: has an instruction for x · 2^n. `dots`: has one that adds products of 16-bit
-    numbers. `rounds`: has one that rounds to bfloat16."""
+    numbers. `rounds`: has one that rounds to bfloat16. `adds_four`: has one that adds four float32s to memory that
+    other threads add to."""
 
     name: str
     cpu: str
@@ -31,6 +32,7 @@ class Target:
     near: int = 4
     span: int = 64
     rounds: bool = False
+    adds_four: bool = False
     triple: str = ""
 
     @property
@@ -169,7 +171,7 @@ class Machine:
 #: A GPU of NVIDIA's Hopper generation. Matrix products and convolutions are libraries' there, conditions are masks, and
 #: a warp of 32 threads is what a vector is elsewhere.
 HOPPER = Machine(
-    Target("nvptx", "sm_90", "+ptx78", 32, 0, 0, False, near=FAR, span=FAR, rounds=True, triple="nvptx64-nvidia-cuda"),
+    Target("nvptx", "sm_90", "+ptx81", 32, 0, 0, False, False, FAR, FAR, True, True, "nvptx64-nvidia-cuda"),
     caches=(1 << 15,),
     device="cuda",
     teams=(32, 128, 256, 512),
@@ -218,8 +220,11 @@ def _gpu(capability: tuple[int, int]) -> Machine:
     if capability < (8, 0):
         version = ".".join(map(str, capability))
         raise NotImplementedError(f"there is no code for GPUs of compute capability {version}, only from 8.0 on")
-    major, minor = min(capability, (9, 0))
-    return replace(HOPPER, target=replace(HOPPER.target, cpu=f"sm_{major}{minor}"))
+    if capability >= (9, 0):
+        return HOPPER
+    major, minor = capability
+    target = replace(HOPPER.target, cpu=f"sm_{major}{minor}", features="+ptx78", adds_four=False)
+    return replace(HOPPER, target=target)
 
 
 @functools.cache

@@ -401,6 +401,11 @@ def _join_by_lane(
     b, kind = scope.b, MEMORY[dtype]
     lanes = max(value.lanes, where.pointer.lanes, 1 if active is None else active.lanes, scope.lanes)
     align = BITS[kind] // 8
+    is_row = where.shape == "run" and where.align == 16 and (active is None or active.lanes == 1)
+    if mode == "atomic_add" and b.target.adds_four and is_row and kind == "float" and lanes == 4:
+        with _where_on(scope, where.pointer, active) as address:
+            _add_four_atomically(address, scope.wide(value))
+        return
     for lane in range(lanes):
         address = _address(where, lane, kind)
         with _where_on(scope, address, None if active is None else b.extract(active, lane)) as address:
@@ -420,6 +425,15 @@ def _add_atomically(address: Value, element: Value, dtype: torch.dtype) -> None:
         element = b.bitcast(element, "bfloat")
     operation = "fadd" if dtype.is_floating_point else "or" if dtype == torch.bool else "add"
     b.emit(f"atomicrmw {operation} {address}, {element} {scope}monotonic, align {align}", element.scalar)
+
+
+def _add_four_atomically(address: Value, value: Value) -> None:
+    """Adds float32s to four neighbours, each as `_add_atomically`. There is no LLVM instruction for that."""
+    b = value.b
+    place = b.emit(f"addrspacecast {address} to ptr addrspace(1)", "ptr")
+    code = "red.relaxed.gpu.global.add.v4.f32 [$0], {$1, $2, $3, $4};"
+    elements = ", ".join([str(b.extract(value, lane)) for lane in range(4)])
+    b.do(f'call void asm sideeffect "{code}", "l,f,f,f,f,~{{memory}}"(ptr addrspace(1) {place.text}, {elements})')
 
 
 # ---- loads that run along memory in a ``tile`` loop, across it in the vector loop around --------------------------

@@ -185,6 +185,16 @@ leave:
   call i32 @setcontext(ptr %back)
   ret void
 }
+define void @red4(ptr addrspace(1) %place, float %a, float %b, float %c, float %d) {
+  %v1 = insertelement <4 x float> poison, float %a, i32 0
+  %v2 = insertelement <4 x float> %v1, float %b, i32 1
+  %v3 = insertelement <4 x float> %v2, float %c, i32 2
+  %added = insertelement <4 x float> %v3, float %d, i32 3
+  %old = load <4 x float>, ptr addrspace(1) %place, align 16
+  %sum = fadd <4 x float> %old, %added
+  store <4 x float> %sum, ptr addrspace(1) %place, align 16
+  ret void
+}
 define bfloat @__truncsfbf2(float %value) {
   %bits = bitcast float %value to i32
   %upper = lshr i32 %bits, 16
@@ -273,7 +283,7 @@ def _on_host(text: str, symbols: Sequence[str], params: int, sizes: int) -> str:
     text = re.sub(r"^target triple.*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"addrspacecast \(ptr addrspace\(3\) (@\w+) to ptr\)", r"\1", text).replace("addrspace(3) ", "")
     text = text.replace("define ptx_kernel void", "define void")
-    text = named_here(text)
+    text = re.sub(r'asm sideeffect "red[^"]*v4[^"]*", "[^"]*"', "@red4", named_here(text))
     kinds = ["ptr"] * params + ["i64"] * sizes
     loads = [
         f"  %p{n} = getelementptr i64, ptr %words, i32 {n}\n  %a{n} = load {kind}, ptr %p{n}"

@@ -656,3 +656,21 @@ def test_columns_that_are_stored_and_added_up(rows: int) -> None:
     kernel = made((*outs, param("x", rows * columns), param("scale", columns)), grid("j", columns, *body))
     sizes = {"y": columns, "z": rows * columns, "x": rows * columns, "scale": columns}
     check(kernel, {name: torch.randn(size) for name, size in sizes.items()})
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize("columns", [64, 30])
+def test_rows_that_are_added_atomically(columns: int, is_masked: bool) -> None:
+    """Four neighbours are one instruction, where they start at a multiple of 16 bytes."""
+    rows = 40
+    i, j = var("i", rows), var("j", columns)
+    index = load("index", i, i64)
+    on = (op("ge", index, const(2, i64), dtype=torch.bool),) if is_masked else ()
+    value = op("cast", load("x", i * columns + j, bf16), dtype=f32)
+    row = columns * Expr.var("$0", 0, 4) + j
+    adding = store("sums", row, value, index, *on, masked=is_masked, mode="atomic_add")
+    params = param("sums", 5 * columns, role="inout"), param("x", rows * columns, bf16), param("index", rows, i64)
+    kernel = made(params, grid("i", rows, grid("j", columns, adding, kind="vector")))
+    assert ("add.v4.f32" in ptx(kernel)) == (columns == 64)
+    whole = torch.randint(-8, 8, (rows * columns,)).to(bf16)
+    check(kernel, {"sums": torch.zeros(5 * columns), "x": whole, "index": torch.randint(0, 5, (rows,))})
