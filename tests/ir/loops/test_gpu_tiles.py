@@ -1,4 +1,4 @@
-"""What a GPU reads across memory goes through shared memory, in tiles."""
+"""In which order a GPU's threads read: across memory through shared memory, in tiles; and before they write."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from kernel_tools import f32, i64, load, op, param, store, var
+from gpu_emulator import emulate
+from kernel_tools import acc, f32, i64, load, op, param, store, var
 from test_gpu_kernels import bf16, check, f16, f64, made, ptx
 
 from bolide.inductor.codegen.cuda import gpu_module
-from bolide.inductor.ir.loops import Axis, Kernel
+from bolide.inductor.ir.loops import Axis, Init, Kernel, Loop, Update
 from bolide.inductor.ir.rewrites import in_shared_tiles, on_grid
 from bolide.inductor.machine import HOPPER
 from bolide.inductor.schedule.nest import Schedule, cut
@@ -65,3 +66,37 @@ def test_what_is_read_across_memory_goes_through_shared_memory(dtypes: tuple[tor
         text, shown = gpu_module([kernel], HOPPER)[0], ptx(kernel)
         assert text.count("call void @llvm.nvvm.bar.warp.sync") <= 2  # for addresses that are aligned, and others
         assert not re.search(r"\b(ld|st)\.[bv]", shown)  # LLVM knows what memory all are in
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+@pytest.mark.parametrize("team", [1, 32])
+def test_loads_come_before_what_other_iterations_store(team: int, dtype: torch.dtype) -> None:
+    """Of a loop that stores and adds up, whether the result lies in an operand or not."""
+    rows, columns = int(torch.randint(1, 70, ())), 6 if team == 1 else int(torch.randint(30, 300, ()))
+    i, j = var("i", rows), var("j", columns)
+    x = op("cast", load("x", i * columns + j, dtype), dtype=f32) if dtype == bf16 else load("x", i * columns + j)
+    more = op("add", op("mul", x, load("w", j if team == 1 else i)), x)
+    stored = store("out", i * columns + j, op("cast", more, dtype=bf16) if dtype == bf16 else more)
+    kind = "reduce" if team == 1 else "reduce_vector"
+    extent, bound = (rows, None) if team == 1 else (columns, "team")
+    name = "i" if team == 1 else "j"
+    inside = Loop(Axis(name, as_expr(extent), kind, bound), (stored, Update("total", x)))  # type: ignore[arg-type]
+    body = (Init("total", "sum", f32), inside, store("sums", j if team == 1 else i, acc("total")))
+    outer = Axis("j" if team == 1 else "i", as_expr(columns if team == 1 else rows), "parallel", "grid")
+    length = columns if team == 1 else rows
+    size = rows * columns
+    params = (param("out", size, dtype, "out"), param("sums", length, role="out"), param("x", size, dtype))
+    kernel = made((*params, param("w", length)), Loop(outer, body), team=team)
+    given = torch.randn(size).to(dtype)
+    zeros = {"out": torch.zeros(size, dtype=dtype), "sums": torch.zeros(length)}
+    buffers = {**zeros, "x": given, "w": torch.randn(length)}
+    apart = check(kernel, buffers)
+    for step in (1, -1):
+        own = given.clone()
+        together = {**buffers, "out": own, "x": own, "sums": torch.zeros(length)}
+        emulate(kernel, together, None, step)
+        assert torch.equal(own, apart["out"]) and torch.allclose(together["sums"], apart["sums"], atol=1e-4)
+    if team == 1:
+        blocks = re.split(r"^\$L\w+:$", ptx(kernel), flags=re.MULTILINE)
+        most = max(block.partition("st.global")[0].count("ld.global") for block in blocks)
+        assert most >= 4 or rows < 8
