@@ -114,7 +114,8 @@ _TABLE: tuple[tuple[Traits, str], ...] = (
         nll_loss2d_backward mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss
         huber_loss_backward binary_cross_entropy_backward binary_cross_entropy_with_logits native_layer_norm_backward
         native_group_norm_backward native_batch_norm native_batch_norm_backward _weight_norm_interface_backward
-        _prelu_kernel_backward glu_backward embedding_dense_backward upsample_nearest1d_backward
+        _fused_rms_norm_backward _prelu_kernel_backward glu_backward embedding_dense_backward
+        upsample_nearest1d_backward
         upsample_nearest2d_backward upsample_nearest3d_backward argmax argmin""",
     ),
     (

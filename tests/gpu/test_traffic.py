@@ -86,3 +86,27 @@ def test_batch_norm_as_a_gpu_calls_it(layout: torch.memory_format, seed: int) ->
             found.append([result.detach(), *own, *gradients])
         for mine, theirs in zip(*found):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("mask", [(True, True), (True, False), (False, True)])
+def test_the_backward_of_rms_norm_as_a_gpu_calls_it(dtype: torch.dtype, mask: tuple[bool, bool], seed: int) -> None:
+    torch.manual_seed(seed)
+    rows, shape = int(torch.randint(1, 9, ())), tuple(torch.randint(1, 20, (int(torch.randint(1, 3, ())),)).tolist())
+    x, grad, weight = torch.randn(2, rows, *shape), torch.randn(2, rows, *shape), torch.rand(shape) + 0.5
+    x, grad, weight = (t.to(dtype) for t in (x, grad, weight))
+    dims = [*range(2, x.dim())]
+    inverse = (x.double().square().mean(dims, keepdim=True) + 1e-6).rsqrt()
+    inverse = inverse.to(dtype if dtype is torch.float64 else torch.float32)
+
+    @bolide.compile(fullgraph=True)
+    def backward(grad: Tensor, x: Tensor, inverse: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        results = torch.ops.aten._fused_rms_norm_backward(grad, x, shape, inverse, weight, mask)
+        return tuple(t for t, wanted in zip(results, mask) if wanted)
+
+    exact = [t.double().requires_grad_() for t in (x, weight)]
+    wanted = [t for t, is_wanted in zip(exact, mask) if is_wanted]
+    expected = torch.autograd.grad(F.rms_norm(exact[0], shape, exact[1], 1e-6), wanted, grad.double())
+    tolerance = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float64: 1e-9}[dtype]
+    for mine, theirs in zip(backward(grad, x, inverse, weight), expected, strict=True):
+        torch.testing.assert_close(mine, theirs.to(dtype), rtol=tolerance, atol=tolerance)

@@ -64,12 +64,13 @@ def _normalised(
 
 @dataclass(frozen=True)
 class _Derivative:
-    """The derivative of a norm of `x`. `mean`, `rstd` and `weight` broadcast against `x`."""
+    """The derivative of a norm of `x`. `mean` (None: of the root mean square), `rstd` and `weight` broadcast against
+    `x`."""
 
     ctx: Lowering
     grad: TensorValue
     x: TensorValue
-    mean: TensorValue
+    mean: MaybeTensor
     rstd: TensorValue
     weight: MaybeTensor
 
@@ -85,6 +86,8 @@ class _Derivative:
 
     def normal(self, coords: Coords) -> Node:
         """x̂."""
+        if self.mean is None:
+            return sc.mul(self.ctx.operand(self.x, coords, self.compute), self.scale(coords))
         return _normalised(self.ctx, self.x, self.mean, self.rstd, None, None)(coords)
 
     def along_weight(self, coords: Coords) -> Node:
@@ -97,19 +100,22 @@ class _Derivative:
         return lambda coords: sc.mul(body(coords), weight(coords))
 
     def by_input(self, dims: Sequence[int], weight_is_factor: bool = False) -> TensorValue:
-        """rstd·(g - mean(g) - x̂·mean(g·x̂)), means over `dims`. `weight_is_factor`: the weight is the same for all that
-        is reduced. The sums are then those of the derivatives by weight and bias, so that one pass makes them."""
+        """rstd·(g - mean(g) - x̂·mean(g·x̂)), means over `dims`; mean(g) is not there without a mean. `weight_is_factor`:
+        the weight is the same for all that is reduced. The sums are then those of the derivatives by weight and bias,
+        so that one pass makes them."""
         ctx, x, compute = self.ctx, self.x, self.compute
         slope: Reader = self.gradient if weight_is_factor else self.weighted(self.gradient)
         scale: Reader = self.weighted(self.scale) if weight_is_factor else self.scale
-        total = summed(ctx, x, dims, slope, compute, True, "gsum")
+        total = None if self.mean is None else summed(ctx, x, dims, slope, compute, True, "gsum")
         dot = summed(ctx, x, dims, lambda c: sc.mul(slope(c), self.normal(c)), compute, True, "gdot")
         n = sc.index(count(x, dims), compute)
 
         def body(coords: Coords) -> Node:
-            mean = sc.div(ctx.operand(total, coords, compute), n)
+            rest = slope(coords)
+            if total is not None:
+                rest = sc.sub(rest, sc.div(ctx.operand(total, coords, compute), n))
             along = sc.mul(self.normal(coords), sc.div(ctx.operand(dot, coords, compute), n))
-            return sc.mul(scale(coords), sc.sub(sc.sub(slope(coords), mean), along))
+            return sc.mul(scale(coords), sc.sub(rest, along))
 
         return ctx.compute(x.shape, x.dtype, body, hint="grad_input")
 
@@ -118,9 +124,10 @@ class _Derivative:
     ) -> tuple[MaybeTensor, ...]:
         """The wanted ones of the derivatives by input, weight and bias, the latter by sums over `dims`."""
         results = [by_input() if output_mask[0] else None]
-        for place, body, hint in ((1, self.along_weight, "grad_weight"), (2, self.gradient, "grad_bias")):
-            meta, total = self.ctx.metas[place], None
-            if output_mask[place]:
+        learned = (self.along_weight, "grad_weight"), (self.gradient, "grad_bias")
+        for meta, wanted, (body, hint) in zip(self.ctx.metas[1:], output_mask[1:], learned):
+            total = None
+            if wanted:
                 total = summed(self.ctx, self.x, dims, body, meta.dtype, False, hint)
                 total = reshape(total, self.ctx.shape_of(meta))
             results.append(total)
@@ -220,6 +227,25 @@ def fused_rms_norm(
 
     out = ctx.compute(x.shape, ctx.metas[0].dtype, body, hint="rms_norm")
     return out, _as_result(ctx, rstd, ctx.metas[1])
+
+
+@lowering(aten._fused_rms_norm_backward.default)
+def fused_rms_norm_backward(
+    ctx: Lowering,
+    grad: TensorValue,
+    x: TensorValue,
+    normalized: Sequence[object],
+    rstd: TensorValue,
+    weight: MaybeTensor,
+    output_mask: Sequence[bool],
+) -> object:
+    """(grad_input, grad_weight)."""
+    if x.is_empty:
+        return EXTERN
+    rank = len(x.shape)
+    split = rank - len(normalized)
+    derivative = _Derivative(ctx, grad, x, None, rstd, weight)
+    return derivative.results(output_mask, lambda: derivative.by_input(range(split, rank)), range(split))
 
 
 # ---- group norm ------------------------------------------------------------------------------------------------------

@@ -270,6 +270,14 @@ def _layer_norm_backward(grad: TensorMeta, x: TensorMeta, shape: Ints, *rest: An
     )
 
 
+@rule("_fused_rms_norm_backward")
+def _rms_norm_backward(
+    grad: TensorMeta, x: TensorMeta, shape: Ints, rstd: TensorMeta, weight: TensorMeta | None, mask: Sequence[bool]
+) -> Grads:
+    parameter = row_major(weight, tuple(shape)) if weight is not None and mask[1] else None
+    return row_major(x) if mask[0] else None, parameter
+
+
 @rule("native_group_norm")
 def _group_norm(
     x: TensorMeta, weight: TensorMeta | None, bias: TensorMeta | None, n: int, c: int, hxw: int, group: int, eps: float
