@@ -674,3 +674,19 @@ def test_rows_that_are_added_atomically(columns: int, is_masked: bool) -> None:
     assert ("add.v4.f32" in ptx(kernel)) == (columns == 64)
     whole = torch.randint(-8, 8, (rows * columns,)).to(bf16)
     check(kernel, {"sums": torch.zeros(5 * columns), "x": whole, "index": torch.randint(0, 5, (rows,))})
+
+
+def test_turns_load_before_they_store() -> None:
+    """A thread's turns in a row, which store what they make of what they load."""
+    i, j = var("i", 3), var("j", 512)
+    x = load("x", i * 512 + j)
+    body = (
+        Init("total", "sum", f32),
+        shared("j", 512, Update("total", load("w", j))),
+        shared("j", 512, store("y", i * 512 + j, op("mul", x, acc("total")))),
+    )
+    params = param("y", 3 * 512, role="out"), param("x", 3 * 512), param("w", 512)
+    kernel = made(params, grid("i", 3, *body), team=32)
+    check(kernel, {"y": torch.zeros(3 * 512), "x": torch.randn(3 * 512), "w": torch.randn(512)})
+    kinds = ["ld" if "ld.global.v4" in line else "st" for line in ptx(kernel).splitlines() if "global.v4" in line]
+    assert kinds == ["ld"] * 8 + ["st"] * 4

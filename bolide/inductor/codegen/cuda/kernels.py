@@ -7,7 +7,7 @@ addresses, then the sizes. Its teams run an iteration of the grid nest each.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from functools import partial
 from bolide.inductor.codegen.analysis import Dependences, changed_by, updated_in
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.cuda.bfloat16 import in_bfloat16
-from bolide.inductor.codegen.cuda.hazards import Hazards, early_loads, is_together
+from bolide.inductor.codegen.cuda.hazards import MOST_EARLY, Hazards, early_loads, is_together
 from bolide.inductor.codegen.cuda.teams import ROOM, WARP, Team, special
 from bolide.inductor.codegen.cuda.widths import WIDEST, is_short, iterations_at_once, width_of
 from bolide.inductor.codegen.function_values import FunctionValues, Parts
@@ -516,22 +516,40 @@ class TeamWriter(RegionWriter):
         b, r = self.b, self.r
         turns, rest = divmod(loop.axis.extent.value, step)
         self.hoist(loop.body, changed_by((loop,)))
-        for turn in range(turns):
-            loaded: dict[Kept, Value] = {}
-            self.at(loop, start + turn * step, partial(self._turn, loop, (turn, step), loaded))
-            for key, value in loaded.items():
-                r.remember(key, value)
+        places = [start + turn * step for turn in range(turns)]
+        stores = any(isinstance(statement, Store) for statement in loop.body)
+        several = max(1, MOST_EARLY // max(1, len(self._kept(loop, (0, step))))) if stores else 1
+        for turn, place in enumerate(places):
+            for early in range(turn, min(turn + several, turns)) if several > 1 and turn % several == 0 else ():
+                self._for_later(loop, places[early], partial(self._load_turn, loop, (early, step)))
+            self._for_later(loop, place, partial(self._turn, loop, (turn, step)))
         if rest:
             last = start + turns * step
             body = partial(self.statements, loop.body)
             self.guarded(b.compare("icmp slt", last, r.scalar(loop.axis.extent)), partial(self.at, loop, last, body))
         r.forget(changed_by(loop.body))
 
-    def _turn(self, loop: Loop, place: tuple[int, int], loaded: dict[Kept, Value]) -> None:
-        """One whole turn; `loaded` takes what it has loaded, of buffers that do not change."""
-        r = self.r
+    def _for_later(self, loop: Loop, place: Value, run: Callable[[dict[Kept, Value]], None]) -> None:
+        """A turn, or a part of it, which notes what it has loaded."""
+        loaded: dict[Kept, Value] = {}
+        self.at(loop, place, partial(run, loaded))
+        for key, value in loaded.items():
+            self.r.remember(key, value)
+
+    def _kept(self, loop: Loop, turn: tuple[int, int]) -> dict[Node, Kept]:
+        """The loads of a turn that are kept: of buffers that do not change."""
         loads = [node for node in loads_of(roots_in(loop.body)) if loop.axis.name in node.arg.free_vars]
-        kept = {node: (node, *place) for node in loads if not node.src and node.arg.buffer not in self.written}
+        return {node: (node, *turn) for node in loads if not node.src and node.arg.buffer not in self.written}
+
+    def _load_turn(self, loop: Loop, turn: tuple[int, int], loaded: dict[Kept, Value]) -> None:
+        """What a turn loads, before an earlier one stores."""
+        for node, key in self._kept(loop, turn).items():
+            if self.r.recall(key) is None:
+                loaded[key] = self.r.value(node)
+
+    def _turn(self, loop: Loop, turn: tuple[int, int], loaded: dict[Kept, Value]) -> None:
+        """One whole turn."""
+        r, kept = self.r, self._kept(loop, turn)
         for node, key in kept.items():
             known = r.recall(key)
             if known is not None:
