@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
+import torch
 from markupsafe import Markup
 
 from bolide.debug.explain import CompiledInfo, Explanation, total_by_stage
 from bolide.debug.info import info
 from bolide.debug.plots import Curve, line_chart
+from bolide.inductor.runtime.cuda.driver_api import memory_bandwidth
 
 __all__ = ["Curve", "Report", "render_report", "report_of", "write_report"]
 
@@ -76,7 +78,10 @@ def steps(graph: CompiledInfo) -> list[Step]:
     for k in graph.kernels:
         time = k.microseconds
         moved = None if k.bytes_read is None or k.bytes_written is None else k.bytes_read + k.bytes_written
-        rate = "" if not time or moved is None else f"{moved * k.launches / time / 1e3:.1f}"
+        speed = None if not time or moved is None else moved * k.launches / time * 1e6
+        rate = "" if speed is None else f"{speed / 1e9:.1f}"
+        most = bandwidth_of(torch.device(k.device))
+        rate += f" ({100 * speed / most:.0f} %)" if speed is not None and most else ""
         share = f"{100 * (time or 0.0) / longest:.1f}"
         origins = ", ".join(k.origins)
         cells = (size(k.bytes_read), size(k.bytes_written), duration(time), rate, share)
@@ -86,6 +91,11 @@ def steps(graph: CompiledInfo) -> list[Step]:
         time_text = duration(e.microseconds)
         rows.append((e.microseconds or 0.0, Step(e.operation, "library", e.calls, "", "", time_text, "", share, False)))
     return [step for _, step in sorted(rows, key=lambda row: -row[0])]
+
+
+def bandwidth_of(device: torch.device) -> float | None:
+    """Bytes that a device's memory moves in a second at most, where it tells."""
+    return memory_bandwidth(device.index or 0) if device.type == "cuda" else None
 
 
 def size(count: int | None) -> str:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import functools
 import linecache
 import math
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -117,6 +116,19 @@ class _Driver:
         return f"{self.facts.mark}{name}"
 
 
+class Clock(Protocol):
+    """What tells how long steps take, one after the other."""
+
+    def start(self) -> None:
+        """A step begins."""
+
+    def stop(self, label: str) -> None:
+        """It ends; what it was."""
+
+    def times(self) -> list[tuple[str, float]]:
+        """Seconds of each."""
+
+
 def _mark(block: Block, constants: Iterable[str]) -> str:
     names = [*constants, *(given.name for given in block.inputs)]
     names += [name for step in block.steps for name in (*defined_names(step), *bound_words(step))]
@@ -126,10 +138,10 @@ def _mark(block: Block, constants: Iterable[str]) -> str:
     return mark
 
 
-def build(plan: Plan, binding: Binding, name: str, clock: list[tuple[str, float]] | None = None) -> tuple[Run, str]:
+def build(plan: Plan, binding: Binding, name: str, clock: Clock | None = None) -> tuple[Run, str]:
     """The function that runs `plan`, and its source. `name` is shown in tracebacks.
 
-    With `clock`, every launch and call runs by itself and appends (what it is, seconds) to it."""
+    With `clock`, every launch and call runs by itself and is noted there."""
     kernels = [kernel.name for kernel in plan.kernels]
     return _build(plan.block, binding, kernels, "call", f"<bolide driver {name}>", clock)
 
@@ -140,7 +152,7 @@ def _build(
     kernels: Sequence[str],
     name: str,
     filename: str,
-    clock: list[tuple[str, float]] | None,
+    clock: Clock | None,
 ) -> tuple[Run, str]:
     """The function that runs a block, and its source with those of the blocks in it. `kernels`: the names of the
     plan's."""
@@ -154,12 +166,10 @@ def _build(
     sizes = _tuple(sorted({name for step in once for dim in _dims_expected(step) for name in dim.free_vars}))
     if once:
         lines.append(f"{own('doubt')} = {sizes} not in {driver.constant('proofs', driver.proofs)}.sizes")
-    now = driver.constant("now", time.perf_counter)
-    tick = "" if clock is None else driver.constant("tick", clock.append)
     for chunk in _chunks(block.steps, clock is not None):
-        timed = clock is not None and isinstance(chunk, (list, Call))
-        if timed:
-            lines.append(f"{own('start')} = {now}()")
+        timer = clock if isinstance(chunk, (list, Call)) else None
+        if timer is not None:
+            lines.append(f"{driver.constant('start', timer.start)}()")
         if isinstance(chunk, list):
             label = kernels[chunk[0].kernel]
             _launches(driver, chunk)
@@ -174,8 +184,8 @@ def _build(
         else:
             label = str(chunk.operator) if isinstance(chunk, Call) else ""
             _step(driver, chunk)
-        if timed:
-            lines.append(f"{tick}(({label!r}, {now}() - {own('start')}))")
+        if timer is not None:
+            lines.append(f"{driver.constant('stop', timer.stop)}({label!r})")
     if once:
         lines.append(f"if {own('doubt')}: {driver.constant('proofs', driver.proofs)}.add({sizes})")
     lines.append(f"return {_tuple(_value(driver, result) for result in block.results)}")

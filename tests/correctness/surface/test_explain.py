@@ -12,8 +12,9 @@ from markupsafe import escape
 from torch import Tensor, nn
 
 import bolide
-from bolide.debug.explain import Collector
-from bolide.debug.report import render_report, report_of
+from bolide.debug import report
+from bolide.debug.explain import Collector, CompiledInfo, KernelInfo, clock_for
+from bolide.debug.report import render_report, report_of, steps
 from bolide.support import events
 
 
@@ -118,6 +119,33 @@ def test_kernels_and_library_calls_are_timed_and_results_stay() -> None:
     (graph,) = collector.explanation().graphs
     assert all(k.microseconds is not None and k.microseconds > 0 for k in graph.kernels)
     assert all(e.microseconds is not None and e.microseconds > 0 for e in graph.externs)
+
+
+def test_a_gpus_kernels_are_timed_by_events_and_compared_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        made = 0
+
+        def __init__(self, enable_timing: bool) -> None:
+            Event.made += 1
+            self.number = Event.made
+
+        def record(self) -> None:
+            pass
+
+        def elapsed_time(self, end: Event) -> float:
+            return 0.001 * (end.number - self.number)
+
+    for name, value in (("Event", Event), ("_sleep", lambda cycles: None), ("synchronize", lambda: None)):
+        monkeypatch.setattr(torch.cuda, name, value)
+    clock = clock_for([torch.device("cpu"), torch.device("cuda", 0)])
+    for label in ("first", "second"):
+        clock.start()
+        clock.stop(label)
+    assert clock.times() == [("first", pytest.approx(1e-6)), ("second", pytest.approx(1e-6))]
+    kernel = KernelInfo("k", ("add",), "", "", "", 3000, 1000, 1, microseconds=1.0, device="cuda:0")
+    monkeypatch.setattr(report, "memory_bandwidth", lambda index: 8e9)
+    graph = CompiledInfo("f", "inference", "", 1, 0.1, (kernel,), (), (), "", "")
+    assert [step.rate for step in steps(graph)] == ["4.0 (50 %)"]
 
 
 def test_state_that_is_kept_by_parameter_is_named_shortly() -> None:

@@ -2,7 +2,7 @@
 
 Source: NVIDIA, "CUDA Driver API" (cuModuleLoadDataEx, cuModuleGetFunction, cuLaunchKernel, cuCtxSetCurrent,
 cuCtxGetCurrent, cuDriverGetVersion, cuLinkCreate, cuLinkAddData, cuLinkComplete, cuLinkDestroy,
-cuStreamBeginCapture).
+cuStreamBeginCapture, cuDeviceGetAttribute).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 _ERROR_LOG_BUFFER, _ERROR_LOG_BYTES = 5, 6  # CU_JIT_ERROR_LOG_BUFFER and its size
 _LOG_BYTES = 1 << 13
 _INPUT_PTX = 1  # CU_JIT_INPUT_PTX
+_MEMORY_CLOCK, _BUS_WIDTH = 36, 37  # CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE in kHz, …_GLOBAL_MEMORY_BUS_WIDTH in bits
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
@@ -95,6 +96,15 @@ class Module:
             _checked("cuModuleGetFunction", ctypes.byref(handle), self._handle, ctypes.c_char_p(name.encode()))
             handles.append(handle.value or 0)
         return handles
+
+
+@functools.cache
+def memory_bandwidth(device: int) -> float:
+    """What a device's memory can move, in bytes a second: its bus has so many bits and moves twice in a cycle."""
+    clock, bits = ctypes.c_int(), ctypes.c_int()
+    _checked("cuDeviceGetAttribute", ctypes.byref(clock), _MEMORY_CLOCK, device)
+    _checked("cuDeviceGetAttribute", ctypes.byref(bits), _BUS_WIDTH, device)
+    return 2.0 * clock.value * 1e3 * bits.value / 8
 
 
 def driver_version() -> str:
