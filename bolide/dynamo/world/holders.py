@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dis
 import functools
+import itertools
 import operator
 import sys
 import types
@@ -46,7 +48,47 @@ from bolide.dynamo.world.parts import Reading, Seen, Write
 Made = TypeVar("Made")
 
 _REDIRECTED = frozenset({"stdin", "stdout", "stderr"})  # of module sys
+_WRITTEN = frozenset({types.FunctionType, functools._lru_cache_wrapper, staticmethod, classmethod})
+_STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _UNORDERED = (set, frozenset)
+
+
+def is_state(namespace: dict[str, Any], name: str) -> bool:
+    """Whether a global of a library is no constant: one of its functions assigns it (`parametrize.cached`, a setter of
+    a flag)."""
+    if namespace is sys.__dict__:
+        return name in _REDIRECTED
+    return not is_own_namespace(namespace) and name in _assigned(str(namespace.get("__name__")))
+
+
+@functools.cache
+def _assigned(module: str) -> frozenset[str]:
+    """The globals that functions and methods of a module assign."""
+    own = list(vars(sys.modules[module]).values()) if module in sys.modules else []
+    classes = [value for value in own if issubclass(type(value), type) and value.__module__ == module]
+    found: set[str] = set()
+    for value in itertools.chain(own, *(list(vars(cls).values()) for cls in classes)):
+        for function in _functions_of(value):
+            if function.__module__ == module:
+                found.update(_globals_assigned(function.__code__))
+    return frozenset(found)
+
+
+def _functions_of(value: object) -> Iterator[types.FunctionType]:
+    """The functions written in Python that a member of a module or class consists of."""
+    for part in (value.fget, value.fset) if type(value) is property else (value,):
+        while type(part) in _WRITTEN:
+            if type(part) is types.FunctionType:
+                yield part
+            part = getattr(part, "__wrapped__", None)
+
+
+def _globals_assigned(code: types.CodeType) -> Iterator[str]:
+    if _STORE_GLOBAL in code.co_code[::2]:
+        yield from (step.argval for step in dis.get_instructions(code) if step.opcode == _STORE_GLOBAL)
+    for inner in code.co_consts:
+        if type(inner) is types.CodeType:
+            yield from _globals_assigned(inner)
 
 
 class Namespaces:
@@ -74,7 +116,7 @@ class Namespaces:
 
     def load_global(self, namespace: dict[str, Any], name: str) -> Any:
         """The global `name` of a module, or MISSING. Of libraries only functions and classes are guarded: they are
-        replaced on purpose, by those who want to know of or to change what is called."""
+        replaced on purpose, by those who want to know of or to change what is called; and what they assign."""
         if self.own and self.is_own(namespace):
             return namespace.get(name, MISSING)
         overlay = self.globals_of(namespace)
@@ -89,9 +131,10 @@ class Namespaces:
         grown = self.world.containers.grown(real, source)
         if grown is not None:
             return grown
-        if trusted and not (namespace is sys.__dict__ and name in _REDIRECTED):
+        code = is_code(real)
+        if trusted and (code or not is_state(namespace, name)):
             value = self.world.trust(real, source)
-            if is_code(real) and not is_own_namespace(namespace):
+            if code and not is_own_namespace(namespace):
                 self.world.guards.add(source, "is", real)
         else:
             value = self.world.wrap(real, source)

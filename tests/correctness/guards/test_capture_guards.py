@@ -3,6 +3,7 @@ and without one it is not captured again."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 import time
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.backends import mha
+from torch.nn.utils import parametrize
 
 import bolide
 from bolide.dynamo.entry.capture import capture
@@ -278,3 +281,74 @@ def test_an_argument_that_is_written_to_may_not_share_memory_with_a_parameter() 
             used = changed if shared is not x else weight
             torch.testing.assert_close(got, torch.nn.functional.linear(y, used, layer.bias) + changed)
             torch.testing.assert_close(shared, changed)
+
+
+FLAGS: dict[str, tuple[Callable[[Any], object], Callable[[], object], tuple[object, ...]]] = {
+    "fast path of attention": (mha.set_fastpath_enabled, mha.get_fastpath_enabled, (False, True)),
+    "swapped parameters": (
+        torch.__future__.set_swap_module_params_on_conversion,
+        lambda: torch.__future__._swap_module_params_on_conversion,
+        (True, False),
+    ),
+    "overwritten parameters": (
+        torch.__future__.set_overwrite_module_params_on_conversion,
+        lambda: torch.__future__._overwrite_module_params_on_conversion,
+        (True, False),
+    ),
+    "sharing": (
+        torch.multiprocessing.set_sharing_strategy,
+        lambda: torch.multiprocessing._sharing_strategy,
+        ("file_system", "file_descriptor"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_state_that_a_library_assigns_is_no_constant(name: str) -> None:
+    """What a setter of torch's or Python's changes between two calls is seen by the second one."""
+    put, get, values = FLAGS[name]
+    before = get()
+    compiled = bolide.compile(lambda x: (x + 1, get()))
+    try:
+        for value in (*values, *values):
+            put(value)
+            assert compiled(torch.zeros(2))[1] == get() == value
+    finally:
+        put(before)
+
+
+class Counting(nn.Module):
+    """A parametrization that tells how often it was computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return weight * self.count
+
+
+def test_parametrized_weights_that_are_cached_for_a_while() -> None:
+    """`parametrize.cached` around compiled calls, and inside one: computed as often as in eager."""
+    module = parametrize.register_parametrization(nn.Linear(3, 3), "weight", Counting())
+    copied = copy.deepcopy(module)
+    compiled = bolide.compile(copied)
+
+    def run(call: Callable[[torch.Tensor], torch.Tensor], weights: nn.Module, x: torch.Tensor) -> object:
+        with parametrize.cached():
+            found = [call(x), call(x * 2), call(x[:1])]
+        return [*found, call(x), weights.parametrizations.weight[0].count.clone()]  # type: ignore[index, union-attr]
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        with parametrize.cached():
+            return copied(x) + copied(x * 2)
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        with parametrize.cached():
+            return module(x) + module(x * 2)
+
+    for size in (2, 4, 3):
+        x = torch.randn(size, 3)
+        torch.testing.assert_close(run(compiled, copied, x), run(module, module, x))
+        torch.testing.assert_close(bolide.compile(inside)(x), plain(x))
