@@ -240,11 +240,11 @@ def workload(model: str, scale: str, batch: int, mode: str, dtype: str) -> Workl
 
 
 def outcome(work: Workload, step: Step) -> list[Tensor]:
-    """The first result, or the loss, and some gradients, in float64."""
+    """The first result, or the loss, and some gradients, in float64 on the host, as memory of the device is counted."""
     result = step()
     found = [result] if isinstance(result, Tensor) else [t for t in tuple(result.values())[:2] if isinstance(t, Tensor)]
     found += [p.grad for p in list(work.module.parameters())[:8] if p.grad is not None]
-    return [t.detach().double() for t in found]
+    return [t.detach().cpu().double() for t in found]
 
 
 @contextmanager
@@ -277,6 +277,7 @@ def models(args: argparse.Namespace, end: float) -> None:
                 first, peak, host = dict[str, float](), dict[str, float](), dict[str, float]()
                 want: list[Tensor] = []
                 for name in names:
+                    gc.collect()
                     others = in_use()
                     try:
                         work = workload(model, args.scale, args.batch, mode, dtype)
