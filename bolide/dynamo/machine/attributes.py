@@ -44,6 +44,7 @@ from bolide.dynamo.program.kinds import (
     viewed,
 )
 from bolide.dynamo.world.frames import Generator, frame_object
+from bolide.dynamo.world.holders import is_state_of_class
 from bolide.dynamo.world.iterators import OF_ITERATORS, Stream
 from bolide.dynamo.world.outside import Outside, Overlay, attribute_source, method_of_c
 from bolide.dynamo.world.parts import Seen
@@ -389,7 +390,8 @@ def _class_value(vm: Machine, cls: type, name: str, value: object) -> object:
         if id(cls) in vm.world.classes.own:
             return value
     source = attribute_source(Source("object", None, None, cls), name)
-    return vm.world.trust(value, source) if is_library_class(cls) else vm.world.wrap(value, source)
+    trusted = is_library_class(cls) and not is_state_of_class(cls, name)
+    return vm.world.trust(value, source) if trusted else vm.world.wrap(value, source)
 
 
 def _instance(vm: Machine, owner: object, cls: type, name: str) -> object:

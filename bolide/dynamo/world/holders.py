@@ -49,7 +49,7 @@ Made = TypeVar("Made")
 
 _REDIRECTED = frozenset({"stdin", "stdout", "stderr"})  # of module sys
 _WRITTEN = frozenset({types.FunctionType, functools._lru_cache_wrapper, staticmethod, classmethod})
-_STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
+_STORE_GLOBAL, _STORE_ATTR = dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_ATTR"]
 _UNORDERED = (set, frozenset)
 
 
@@ -70,8 +70,18 @@ def _assigned(module: str) -> frozenset[str]:
     for value in itertools.chain(own, *(list(vars(cls).values()) for cls in classes)):
         for function in _functions_of(value):
             if function.__module__ == module:
-                found.update(_globals_assigned(function.__code__))
+                found.update(_named(function.__code__, _STORE_GLOBAL))
     return frozenset(found)
+
+
+@functools.cache
+def is_state_of_class(cls: type, name: str) -> bool:
+    """Whether an attribute of a library's class is no constant: a static or class method assigns one of this name
+    (`Distribution.set_default_validate_args`)."""
+    holders = [vars(base) for base in cls.__mro__ if name in vars(base)]
+    methods = [value for held in holders for value in held.values() if type(value) in (staticmethod, classmethod)]
+    codes = [function.__code__ for method in methods for function in _functions_of(method)]
+    return any(name in _named(code, _STORE_ATTR) for code in codes)
 
 
 def _functions_of(value: object) -> Iterator[types.FunctionType]:
@@ -83,12 +93,13 @@ def _functions_of(value: object) -> Iterator[types.FunctionType]:
             part = getattr(part, "__wrapped__", None)
 
 
-def _globals_assigned(code: types.CodeType) -> Iterator[str]:
-    if _STORE_GLOBAL in code.co_code[::2]:
-        yield from (step.argval for step in dis.get_instructions(code) if step.opcode == _STORE_GLOBAL)
+def _named(code: types.CodeType, opcode: int) -> Iterator[str]:
+    """The names that instructions of one kind have, in a function and in those it makes."""
+    if opcode in code.co_code[::2]:
+        yield from (step.argval for step in dis.get_instructions(code) if step.opcode == opcode)
     for inner in code.co_consts:
         if type(inner) is types.CodeType:
-            yield from _globals_assigned(inner)
+            yield from _named(inner, opcode)
 
 
 class Namespaces:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.backends import mha
+from torch.distributions import Distribution, Normal
 from torch.nn.utils import parametrize
 
 import bolide
@@ -287,12 +288,17 @@ FLAGS: dict[str, tuple[Callable[[Any], object], Callable[[], object], tuple[obje
     "fast path of attention": (mha.set_fastpath_enabled, mha.get_fastpath_enabled, (False, True)),
     "swapped parameters": (
         torch.__future__.set_swap_module_params_on_conversion,
-        lambda: torch.__future__._swap_module_params_on_conversion,
+        torch.__future__.get_swap_module_params_on_conversion,
         (True, False),
     ),
     "overwritten parameters": (
         torch.__future__.set_overwrite_module_params_on_conversion,
-        lambda: torch.__future__._overwrite_module_params_on_conversion,
+        torch.__future__.get_overwrite_module_params_on_conversion,
+        (True, False),
+    ),
+    "the global behind a flag": (
+        torch.__future__.set_swap_module_params_on_conversion,
+        lambda: torch.__future__._swap_module_params_on_conversion,
         (True, False),
     ),
     "sharing": (
@@ -300,12 +306,18 @@ FLAGS: dict[str, tuple[Callable[[Any], object], Callable[[], object], tuple[obje
         lambda: torch.multiprocessing._sharing_strategy,
         ("file_system", "file_descriptor"),
     ),
+    "warnings": (torch.set_warn_always, torch.is_warn_always_enabled, (True, False)),
+    "checks of arguments": (
+        Distribution.set_default_validate_args,
+        lambda: Distribution._validate_args,
+        (False, True),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", FLAGS)
 def test_state_that_a_library_assigns_is_no_constant(name: str) -> None:
-    """What a setter of torch's or Python's changes between two calls is seen by the second one."""
+    """What a setter of torch's changes between two calls is seen by the second one."""
     put, get, values = FLAGS[name]
     before = get()
     compiled = bolide.compile(lambda x: (x + 1, get()))
@@ -315,6 +327,21 @@ def test_state_that_a_library_assigns_is_no_constant(name: str) -> None:
             assert compiled(torch.zeros(2))[1] == get() == value
     finally:
         put(before)
+
+
+def test_checks_of_distributions_are_switched_off() -> None:
+    """What `set_default_validate_args` says holds for the next call."""
+    compiled = bolide.compile(lambda x: Normal(x, x).log_prob(x), backend="eager")
+    try:
+        with pytest.raises(ValueError, match="scale"):
+            compiled(-torch.rand(3))
+        Distribution.set_default_validate_args(False)
+        assert compiled(-torch.rand(3)).isnan().all()
+        Distribution.set_default_validate_args(True)
+        with pytest.raises(ValueError, match="scale"):
+            compiled(-torch.rand(3))
+    finally:
+        Distribution.set_default_validate_args(True)
 
 
 class Counting(nn.Module):
