@@ -141,7 +141,9 @@ class DynamoConfig(Config):
         env=("BOLIDE_AUTOMATIC_DYNAMIC_SHAPES", "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_SHAPES"),
     )
     force_parameter_static_shapes: bool = option(True, "Sizes of parameters are always fixed.")
-    force_nn_module_property_static_shapes: bool = option(True, "Sizes of tensors that modules hold are always fixed.")
+    force_nn_module_property_static_shapes: bool = option(
+        True, "Sizes of tensors that modules hold are fixed, unless they change in many versions."
+    )
     allow_ignore_mark_dynamic: bool = option(False, "A dimension marked dynamic may be fixed without an error.")
     capture_scalar_outputs: bool | None = option(
         None,

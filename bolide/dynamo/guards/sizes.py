@@ -282,7 +282,7 @@ class Symbols:
         values = self.met[source] = tuple(tensor.shape)
         history = self.history
         past = history.past(source, len(values))
-        why = self._why_fixed(tensor, source)
+        why = self._why_fixed(tensor, source, past)
         fixed = history.dynamic is False or (not marks and why is not None)
         symbolic = {}
         for dim, value in enumerate(values):
@@ -448,14 +448,16 @@ class Symbols:
         """Why nothing at all is symbolic."""
         return "it is compiled with dynamic=False" if self.history.dynamic is False else None
 
-    def _why_fixed(self, tensor: torch.Tensor, source: Source) -> str | None:
-        """Why no size of a tensor is symbolic."""
+    def _why_fixed(self, tensor: torch.Tensor, source: Source, past: Sequence[Values | None]) -> str | None:
+        """Why no size of a tensor is symbolic. A buffer that keeps changing (a table that grows with the longest
+        sequence) is fixed only while there are few versions."""
         if not config.automatic_dynamic_shapes and self.history.dynamic is None and config.assume_static_by_default:
             return "automatic_dynamic_shapes is off"
         if config.force_parameter_static_shapes and isinstance(tensor, torch.nn.Parameter):
             return "it is a parameter's (force_parameter_static_shapes)"
         registered = source.kind == "dict_value" and source.base is not None and source.base.key in _REGISTERED
-        if registered and config.force_nn_module_property_static_shapes:
+        steady = all(old in (None, tuple(tensor.shape)) for old in past)
+        if registered and config.force_nn_module_property_static_shapes and (steady or not self.history.is_crowded()):
             return "a module holds the tensor (force_nn_module_property_static_shapes)"
         return self._why_none()
 

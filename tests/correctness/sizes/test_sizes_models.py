@@ -94,3 +94,38 @@ def test_one_model_generates_in_five_ways() -> None:
                     assert torch.equal(got, model.generate(ids, **settings))
                     total.append(new)
     assert not any(total[len(GENERATIONS) * 2 :]), total
+
+
+class Positions(torch.nn.Module):
+    """A table that grows with the longest sequence so far, as models with rotary positions have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.longest = 0
+        self.scale = torch.nn.Parameter(torch.randn(4))
+        self.register_buffer("table", torch.empty(0, 4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > self.longest:
+            self.longest = x.shape[0]
+            angles = torch.outer(torch.arange(self.longest) + 1.0, torch.arange(4.0))
+            self.register_buffer("table", angles.cos(), persistent=False)
+        return x * self.table[: x.shape[0]] * self.scale
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_table_that_grows_with_every_call_is_soon_of_any_size(dynamic: bool | None) -> None:
+    bolide.reset()
+    eager = Positions()
+    copied = copy.deepcopy(eager)
+    compiled: Any = bolide.compile(copied, dynamic=dynamic)
+    lengths = [*torch.randint(2, 9, (14,)).cumsum(0).tolist(), *torch.randint(2, 40, (8,)).tolist()]
+    for length in lengths:  # one that would run in eager from some call on warns, which is an error in tests
+        x = torch.randn(length, 4)
+        for module, call in ((eager, eager), (copied, compiled)):
+            module.zero_grad()
+            call(x).square().sum().backward()
+        torch.testing.assert_close(compiled(x), eager(x))
+        torch.testing.assert_close(copied.scale.grad, eager.scale.grad)
+        torch.testing.assert_close(copied.table, eager.table)
+    assert len(bolide.dynamo.get_compilation_metrics()) <= 7
