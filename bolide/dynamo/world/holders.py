@@ -48,6 +48,7 @@ from bolide.dynamo.world.parts import Reading, Seen, Write
 Made = TypeVar("Made")
 
 _REDIRECTED = frozenset({"stdin", "stdout", "stderr"})  # of module sys
+_TRANSFORMS = "torch._functorch."
 _WRITTEN = frozenset({types.FunctionType, functools._lru_cache_wrapper, staticmethod, classmethod})
 _STORE_GLOBAL, _STORE_ATTR = dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_ATTR"]
 _UNORDERED = (set, frozenset)
@@ -55,10 +56,11 @@ _UNORDERED = (set, frozenset)
 
 def is_state(namespace: dict[str, Any], name: str) -> bool:
     """Whether a global of a library is no constant: one of its functions assigns it (`parametrize.cached`, a setter of
-    a flag)."""
+    a flag). What torch's transforms count is theirs: capturing one enters it, so the count is another one before."""
     if namespace is sys.__dict__:
         return name in _REDIRECTED
-    return not is_own_namespace(namespace) and name in _assigned(str(namespace.get("__name__")))
+    module = str(namespace.get("__name__"))
+    return not is_own_namespace(namespace) and not module.startswith(_TRANSFORMS) and name in _assigned(module)
 
 
 @functools.cache

@@ -332,7 +332,9 @@ def test_state_that_a_library_assigns_is_no_constant(name: str) -> None:
 def test_checks_of_distributions_are_switched_off() -> None:
     """What `set_default_validate_args` says holds for the next call."""
     compiled = bolide.compile(lambda x: Normal(x, x).log_prob(x), backend="eager")
+    before = Distribution._validate_args
     try:
+        Distribution.set_default_validate_args(True)
         with pytest.raises(ValueError, match="scale"):
             compiled(-torch.rand(3))
         Distribution.set_default_validate_args(False)
@@ -341,7 +343,7 @@ def test_checks_of_distributions_are_switched_off() -> None:
         with pytest.raises(ValueError, match="scale"):
             compiled(-torch.rand(3))
     finally:
-        Distribution.set_default_validate_args(True)
+        Distribution.set_default_validate_args(before)
 
 
 class Counting(nn.Module):

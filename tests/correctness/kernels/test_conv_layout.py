@@ -73,7 +73,9 @@ def test_gradients_are_eagers() -> None:
         sum(part.square().mean() for part in run(x)).backward()
         found.append([p.grad for p in net.parameters()])
     for eagers, ours in zip(*found, strict=True):
-        torch.testing.assert_close(ours, eagers, rtol=1e-3, atol=1e-5, check_stride=True)
+        # An element where relu bends may count or not: against float64 eager's errors reach 1e-3 of the largest.
+        near = 1e-5 + 5e-3 * float(eagers.abs().max())
+        torch.testing.assert_close(ours, eagers, rtol=0, atol=near, check_stride=True)
 
 
 def two_convolutions(x: torch.Tensor) -> torch.Tensor:
