@@ -93,7 +93,7 @@ def test_hooks_of_saved_tensors(backend: str, outside: bool) -> None:
     want = gradient(call(fn), x)
     compiled = bolide.compile(fn, backend=backend)
     for _ in range(2):
-        torch.testing.assert_close(gradient(call(compiled), x), want, rtol=2e-3, atol=1e-3)
+        torch.testing.assert_close(gradient(call(compiled), x), want, rtol=1e-2, atol=1e-2)  # halves are saved
         if backend == "eager" or not outside:
             assert torch.equal(gradient(call(compiled), x), want)
 
