@@ -39,8 +39,8 @@ _RUNNING = ("inductor/runtime/", "inductor/compiled_graph.py", "functorch/runtim
 AROUND = tuple(f"dynamo/{name}" for name in ("entry/dispatch", "entry/versions", "entry/replay", "breaks/", "opcodes/"))
 AROUND += ("dynamo/machine/interpreter", "dynamo/machine/callers", "dynamo/world/frames")
 AROUND += ("functorch/runtime", "inductor/runtime/driver")
-WAYS_IN = ("miss", "_miss", "enter", "_enter", "eager", "others", "_asked", "again", "resume", "_rescue", "_is_final")
-WAYS_IN += ("bug", "warn", "_not_compiled", "__init__", "unwind", "backward", "refuse_mistake")
+WAYS_IN = ("miss", "_miss", "enter", "_enter", "eager", "others", "_asked", "again", "resume", "_resumed")
+WAYS_IN += ("_rescue", "_is_final", "bug", "warn", "_not_compiled", "__init__", "unwind", "backward", "refuse_mistake")
 
 MISTAKES = {
     "item": "{}['injected']",
