@@ -248,7 +248,7 @@ def outcome(work: Workload, step: Step) -> list[Tensor]:
 
 
 @contextmanager
-def unrecorded(name: str) -> Iterator[list[str]]:
+def not_recorded(name: str) -> Iterator[list[str]]:
     """Why graphs of a compiler with a mode are not recorded."""
     found: list[str] = []
     if not name.startswith("bolide:"):
@@ -282,7 +282,7 @@ def models(args: argparse.Namespace, end: float) -> None:
                     try:
                         work = workload(model, args.scale, args.batch, mode, dtype)
                         step = model_stepper(work, compiler(name)(work.module), mode, dtype, DEVICE)
-                        with unrecorded(name) as reasons:
+                        with not_recorded(name) as reasons:
                             begin = time.perf_counter()
                             got = outcome(work, step)
                             synchronize()

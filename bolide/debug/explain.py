@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from bolide.dynamo.state import original_of
 from bolide.functorch.runtime.memory import SavedValue, table
 from bolide.inductor import CompiledGraph
 from bolide.inductor.ir.printer import kernel_text
-from bolide.inductor.plan import Call, Launch, all_steps
+from bolide.inductor.plan import Call, Launch, Plan, TensorInput, all_steps, tensors_given
 from bolide.inductor.runtime.driver import Clock
 from bolide.support import events
 from bolide.support.kinds import KINDS
@@ -408,8 +408,12 @@ class EventClock:
         return event
 
 
-def clock_for(devices: Iterable[torch.device]) -> Clock:
-    """The clock of a graph with kernels on these devices."""
+def clock_for(plan: Plan) -> Clock:
+    """The clock of a plan's steps: a GPU's, if any of them is there."""
+    devices = [kernel.device for kernel in plan.kernels]
+    devices += [given.type.device for given in plan.inputs if isinstance(given, TensorInput)]
+    calls = [step for step in all_steps(plan.steps) if isinstance(step, Call)]
+    devices += [result.type.device for call in calls for result in tensors_given(call)]
     return EventClock() if any(device.type == "cuda" for device in devices) else HostClock()
 
 
@@ -417,7 +421,7 @@ def clocked(graph: CompiledGraph, runs: list[dict[str, float]]) -> Callable[[lis
     """A runner that notes the microseconds of each kernel and each operation, summed over the call."""
 
     def run(inputs: list[object]) -> tuple[Any, ...]:
-        clock = clock_for(kernel.ir.device for kernel in graph.kernels)
+        clock = clock_for(graph.plan)
         results = graph.timed(inputs, clock)
         total: dict[str, float] = {}
         for step, seconds in clock.times():

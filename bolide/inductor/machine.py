@@ -171,7 +171,14 @@ class Machine:
 #: A GPU of NVIDIA's Hopper generation. Matrix products and convolutions are libraries' there, conditions are masks, and
 #: a warp of 32 threads is what a vector is elsewhere.
 HOPPER = Machine(
-    Target("nvptx", "sm_90", "+ptx81", 32, 0, 0, False, False, FAR, FAR, True, True, "nvptx64-nvidia-cuda"),
+    Target(
+        *("nvptx", "sm_90", "+ptx81", 32, 0, 0, False),
+        near=FAR,
+        span=FAR,
+        rounds=True,
+        adds_four=True,
+        triple="nvptx64-nvidia-cuda",
+    ),
     caches=(1 << 15,),
     device="cuda",
     teams=(32, 128, 256, 512),

@@ -12,11 +12,11 @@ import itertools
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from in_turn import check, run
 from torch import Tensor, nn
 
 import bolide
@@ -25,14 +25,8 @@ from bolide.inductor.cudagraphs.device import Layout
 from bolide.inductor.cudagraphs.recorder import forest
 from bolide.inductor.cudagraphs.results import Ref
 
-CHECKS: list[Callable[[], object]] = []
 recorded = bolide.compile(backend="cudagraphs")
 fast = bolide.compile(mode="reduce-overhead")
-
-
-def check(function: Callable[[], object]) -> Callable[[], object]:
-    CHECKS.append(function)
-    return function
 
 
 def randn(*size: int) -> Tensor:
@@ -342,21 +336,7 @@ def one_small_function() -> str:
     return f"{_milliseconds(lambda: f(x)) * 1e3:.1f} µs a call"
 
 
-def main() -> int:
-    failed = 0
-    for function in CHECKS:
-        bolide.reset()
-        torch.manual_seed(0)
-        try:
-            said = function() or ""
-            torch.cuda.synchronize()
-            print(f"ok      {function.__name__.replace('_', ' ')} {said}", flush=True)
-        except Exception:
-            failed += 1
-            print(f"FAILED  {function.__name__.replace('_', ' ')}\n{traceback.format_exc()}", flush=True)
-    print(f"{failed} of {len(CHECKS)} checks failed; trees left: {len(forest.left)}")
-    return int(failed > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    failed = run()
+    print(f"trees left: {len(forest.left)}")
+    sys.exit(failed)

@@ -14,17 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
+from in_turn import check, run
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import bolide
-
-CHECKS: list[Callable[[], object]] = []
-
-
-def check(function: Callable[[], object]) -> Callable[[], object]:
-    CHECKS.append(function)
-    return function
 
 
 def alike(program: Callable[..., Any], make: Callable[[], tuple[Any, ...]], **options: Any) -> None:
@@ -33,9 +27,9 @@ def alike(program: Callable[..., Any], make: Callable[[], tuple[Any, ...]], **op
     for _ in range(4):
         inputs = make()
         found = []
-        for run in (program, compiled):
+        for call in (program, compiled):
             leaves = [x.detach().clone().requires_grad_() if isinstance(x, Tensor) else x for x in inputs]
-            result = run(*leaves)
+            result = call(*leaves)
             result.square().sum().backward()
             found.append([result.detach(), *(x.grad for x in leaves if isinstance(x, Tensor))])
         torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
@@ -115,21 +109,5 @@ def gradients_are_shared_by_two_processes() -> None:
     assert failed.empty(), failed.get()
 
 
-def main() -> int:
-    failed = 0
-    for function in CHECKS:
-        bolide.reset()
-        try:
-            function()
-            for index in range(2):
-                torch.cuda.synchronize(index)
-            print(f"ok      {function.__name__.replace('_', ' ')}", flush=True)
-        except Exception:
-            failed += 1
-            print(f"FAILED  {function.__name__.replace('_', ' ')}\n{traceback.format_exc()}", flush=True)
-    print(f"{failed} of {len(CHECKS)} checks failed")
-    return int(failed > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

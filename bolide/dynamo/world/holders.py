@@ -8,6 +8,7 @@ import dis
 import functools
 import itertools
 import operator
+import re
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -48,7 +49,7 @@ from bolide.dynamo.world.parts import Reading, Seen, Write
 Made = TypeVar("Made")
 
 _REDIRECTED = frozenset({"stdin", "stdout", "stderr"})  # of module sys
-_TRANSFORMS = "torch._functorch."
+_PRIVATE = re.compile(r"torch\._(?!_)")  # but for torch.__future__
 _WRITTEN = frozenset({types.FunctionType, functools._lru_cache_wrapper, staticmethod, classmethod})
 _STORE_GLOBAL, _STORE_ATTR = dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_ATTR"]
 _UNORDERED = (set, frozenset)
@@ -56,11 +57,12 @@ _UNORDERED = (set, frozenset)
 
 def is_state(namespace: dict[str, Any], name: str) -> bool:
     """Whether a global of a library is no constant: one of its functions assigns it (`parametrize.cached`, a setter of
-    a flag). What torch's transforms count is theirs: capturing one enters it, so the count is another one before."""
+    a flag). What torch's private modules keep is for their own work, part of which capturing does for real: the levels
+    of its transforms, say, are others while one is captured than they are before and after."""
     if namespace is sys.__dict__:
         return name in _REDIRECTED
     module = str(namespace.get("__name__"))
-    return not is_own_namespace(namespace) and not module.startswith(_TRANSFORMS) and name in _assigned(module)
+    return not is_own_namespace(namespace) and not _PRIVATE.match(module) and name in _assigned(module)
 
 
 @functools.cache

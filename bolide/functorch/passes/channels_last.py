@@ -68,8 +68,13 @@ def _gains_by_channel(node: fx.Node) -> bool:
 
 
 def _is_indifferent(node: fx.Node) -> bool:
-    """1×1 convolutions are as fast either way: they take the order in which their input comes."""
+    """Whether a convolution takes the order in which its input comes: on a CPU one of 1×1, as fast either way; on a GPU
+    any other of a type that gains, for which two copies would cost more."""
     stride: Any = node.args[3]
+    result = node.meta["val"]
+    policy = policy_of(result.device)
+    if policy.gains_pointwise:
+        return result.dtype in policy.convolved_types
     return bool(prod(_weight(node).shape[2:]) == 1 and all(step == 1 for step in stride) and node.args[8] == 1)
 
 

@@ -71,7 +71,7 @@ TANH_SMALL = (
     -0.006169613916426897,
 )
 LOG2_E = 1.4426950408889634
-WHOLE = 1.5 * 2**23 + 127
+WHOLE = 1.5 * 2**23 + 127  # sums of float32s with it are integers, which lie in their lowest bits; 127: `_exp_by_exp2`
 LN2_HIGH = 0.693145751953125  # 15 bits: n * LN2_HIGH is exact for |n| < 512
 LN2_LOW = 1.428606765330187e-06
 
@@ -154,8 +154,8 @@ def exp(x: Value) -> Value:
 
 
 def _exp_by_exp2(x: Value) -> Value:
-    """e^x = 2^n 2^rest, where n is an integer near x log2 e, the exponent of a normal number: the sum with a large
-    number is rounded to an integer, whose lowest bits are those of 2^n."""
+    """e^x = 2^n 2^rest, where n is an integer near x log2 e, the exponent of a normal number, and rest is what is left
+    of x log2 e. The lowest bits of `whole` are n + 127: shifted, they are the float32 2^n."""
     b = x.b
     whole = b.fma(clamp(x, -87.0, 88.0), LOG2_E, WHOLE)
     n = whole - WHOLE

@@ -1,8 +1,8 @@
 """Normalisations and their derivatives.
 
 Statistics are two passes in the computation type: the mean, then the mean of squared deviations. With x̂ = (x -
-mean)·rstd and g = grad·weight the derivative
-with respect to x is rstd·(g - mean(g) - x̂·mean(g·x̂)), the means over the normalised elements.
+mean)·rstd and g = grad·weight the derivative with respect to x is rstd·(g - mean(g) - x̂·mean(g·x̂)), the means over
+the normalised elements.
 """
 
 from __future__ import annotations
@@ -49,23 +49,24 @@ def _as_result(ctx: Lowering, value: TensorValue, meta: TensorMeta) -> TensorVal
 
 
 def _normalised(
-    ctx: Lowering, x: TensorValue, mean: TensorValue, rstd: TensorValue, weight: MaybeTensor, bias: MaybeTensor
+    ctx: Lowering, x: TensorValue, mean: MaybeTensor, rstd: TensorValue, weight: MaybeTensor, bias: MaybeTensor
 ) -> Reader:
-    """(x - mean)·rstd·weight + bias, of operands that broadcast against `x`."""
+    """(x - mean)·rstd·weight + bias, of operands that broadcast against `x`. The mean is None of the norm by the root
+    mean square."""
     compute = sc.compute_dtype(x.dtype)
 
     def read(coords: Coords) -> Node:
-        v, m, r = (ctx.operand(t, coords, compute) for t in (x, mean, rstd))
-        w, b = (None if t is None else ctx.operand(t, coords, compute) for t in (weight, bias))
-        return _affine(sc.mul(sc.sub(v, m), r), w, b)
+        v, r = (ctx.operand(t, coords, compute) for t in (x, rstd))
+        m, w, b = (None if t is None else ctx.operand(t, coords, compute) for t in (mean, weight, bias))
+        return _affine(sc.mul(v if m is None else sc.sub(v, m), r), w, b)
 
     return read
 
 
 @dataclass(frozen=True)
 class _Derivative:
-    """The derivative of a norm of `x`. `mean` (None: of the root mean square), `rstd` and `weight` broadcast against
-    `x`."""
+    """The derivative of a norm of `x`. `mean` (None: by the root mean square), `rstd` and `weight` broadcast against
+    it."""
 
     ctx: Lowering
     grad: TensorValue
@@ -86,8 +87,6 @@ class _Derivative:
 
     def normal(self, coords: Coords) -> Node:
         """x̂."""
-        if self.mean is None:
-            return sc.mul(self.ctx.operand(self.x, coords, self.compute), self.scale(coords))
         return _normalised(self.ctx, self.x, self.mean, self.rstd, None, None)(coords)
 
     def along_weight(self, coords: Coords) -> Node:
@@ -194,6 +193,20 @@ def native_layer_norm_backward(
     bias: MaybeTensor,
     output_mask: Sequence[bool],
 ) -> object:
+    return _derivative_of_rows(ctx, grad, x, normalized, mean, rstd, weight, output_mask)
+
+
+def _derivative_of_rows(
+    ctx: Lowering,
+    grad: TensorValue,
+    x: TensorValue,
+    normalized: Sequence[object],
+    mean: MaybeTensor,
+    rstd: TensorValue,
+    weight: MaybeTensor,
+    output_mask: Sequence[bool],
+) -> object:
+    """The derivatives of a norm over the last dimensions."""
     if x.is_empty:
         return EXTERN
     rank = len(x.shape)
@@ -220,12 +233,7 @@ def fused_rms_norm(
     mean = ctx.compute(squares.shape, compute, lambda c: sc.div(squares.load(c), n), hint="meansq")
     inverse = ctx.each(compute, lambda v: sc.unary("rsqrt", sc.add(v, epsilon)), mean)
     rstd = ctx.compute(mean.shape, compute, inverse, hint="rstd")
-
-    def body(coords: Coords) -> Node:
-        normal = sc.mul(ctx.operand(x, coords, compute), ctx.operand(rstd, coords, compute))
-        return _affine(normal, None if weight is None else ctx.operand(weight, coords, compute), None)
-
-    out = ctx.compute(x.shape, ctx.metas[0].dtype, body, hint="rms_norm")
+    out = ctx.compute(x.shape, ctx.metas[0].dtype, _normalised(ctx, x, None, rstd, weight, None), hint="rms_norm")
     return out, _as_result(ctx, rstd, ctx.metas[1])
 
 
@@ -240,12 +248,7 @@ def fused_rms_norm_backward(
     output_mask: Sequence[bool],
 ) -> object:
     """(grad_input, grad_weight)."""
-    if x.is_empty:
-        return EXTERN
-    rank = len(x.shape)
-    split = rank - len(normalized)
-    derivative = _Derivative(ctx, grad, x, None, rstd, weight)
-    return derivative.results(output_mask, lambda: derivative.by_input(range(split, rank)), range(split))
+    return _derivative_of_rows(ctx, grad, x, normalized, None, rstd, weight, output_mask)
 
 
 # ---- group norm ------------------------------------------------------------------------------------------------------

@@ -166,10 +166,12 @@ def _build(
     sizes = _tuple(sorted({name for step in once for dim in _dims_expected(step) for name in dim.free_vars}))
     if once:
         lines.append(f"{own('doubt')} = {sizes} not in {driver.constant('proofs', driver.proofs)}.sizes")
+    start = "" if clock is None else driver.constant("start", clock.start)
+    stop = "" if clock is None else driver.constant("stop", clock.stop)
     for chunk in _chunks(block.steps, clock is not None):
-        timer = clock if isinstance(chunk, (list, Call)) else None
-        if timer is not None:
-            lines.append(f"{driver.constant('start', timer.start)}()")
+        timed = clock is not None and isinstance(chunk, (list, Call))
+        if timed:
+            lines.append(f"{start}()")
         if isinstance(chunk, list):
             label = kernels[chunk[0].kernel]
             _launches(driver, chunk)
@@ -184,8 +186,8 @@ def _build(
         else:
             label = str(chunk.operator) if isinstance(chunk, Call) else ""
             _step(driver, chunk)
-        if timer is not None:
-            lines.append(f"{driver.constant('stop', timer.stop)}({label!r})")
+        if timed:
+            lines.append(f"{stop}({label!r})")
     if once:
         lines.append(f"if {own('doubt')}: {driver.constant('proofs', driver.proofs)}.add({sizes})")
     lines.append(f"return {_tuple(_value(driver, result) for result in block.results)}")

@@ -189,8 +189,8 @@ def cut(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedu
 
 def in_teams(schedule: Schedule, machine: Machine, picks: bool) -> Schedule:
     """The schedule of a kernel for a GPU: a team shares a vector axis inside, of more threads the longer it is, and the
-    more often it does so.
-    `picks`: it looks for places (of maxima), which are costly to join: so fewer threads have some."""
+    more often they go through it. `picks`: it looks for places (of maxima), which are costly to join: so fewer threads
+    have some."""
     schedule = _gathering(schedule, machine)
     vector = next((axis for axis in schedule.inner if axis.name == schedule.vector), None)
     if vector is None:

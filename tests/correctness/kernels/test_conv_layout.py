@@ -108,6 +108,22 @@ def test_a_gpu_has_all_convolutions_of_16_bits_in_channels_last(
     assert {node.meta["val"].stride[1] == 1 for node in convolutions} == {dtype is torch.bfloat16}
 
 
+def test_convolutions_of_groups_keep_the_order_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels_last, "policy_of", lambda device: POLICIES["cuda"])
+    shapes = (16, 3, 3, 3), (16, 1, 3, 3), (32, 4, 1, 1), (8, 32, 1, 1)
+    weights = [torch.randn(*shape, dtype=torch.bfloat16) for shape in shapes]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = F.conv2d(x, weight, groups=x.shape[1] // weight.shape[1]).relu()
+        return x
+
+    x = torch.randn(2, 3, 20, 20, dtype=torch.bfloat16)
+    graph = graphs(program, x)["inference"]
+    assert len(graph.find_nodes(op="call_function", target=aten.clone.default)) == 2  # at the ends
+    torch.testing.assert_close(bolide.compile(program)(x), program(x), rtol=6e-2, atol=6e-2, check_stride=True)
+
+
 def test_channels_last_models_stay_as_they_are() -> None:
     net = Net().eval().to(memory_format=torch.channels_last)
     x = images().to(memory_format=torch.channels_last)

@@ -1126,7 +1126,7 @@ constants  math.pi, math.e, math.tau, math.inf, math.nan != math.nan
 of user objects  math.floor(o), math.ceil(o), math.trunc(o), math.sqrt(o)
 of sizes  math.sqrt(x.shape[0]), math.ceil(m.shape[1] / 2), math.log(m.numel()), 1 / math.sqrt(m.size(-1))
 domain error  math.sqrt(-1)
-of a tensor  math.fabs(x.sum())
+of a tensor  math.sqrt(x.sum().round() * x.sum().abs().round())
 cmath  cmath.sqrt(-1), cmath.phase(z), cmath.polar(z), cmath.exp(z), cmath.isclose(z, z), cmath.rect(1, h)
 """
 

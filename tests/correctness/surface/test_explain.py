@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 
 import bolide
 from bolide.debug import report
-from bolide.debug.explain import Collector, CompiledInfo, KernelInfo, clock_for
+from bolide.debug.explain import Collector, CompiledInfo, HostClock, KernelInfo, clock_for
 from bolide.debug.report import render_report, report_of, steps
 from bolide.support import events
+from tests.plan_tools import plans_of
 
 
 def small_model() -> nn.Module:
@@ -137,7 +139,11 @@ def test_a_gpus_kernels_are_timed_by_events_and_compared_with_its_memory(monkeyp
 
     for name, value in (("Event", Event), ("_sleep", lambda cycles: None), ("synchronize", lambda: None)):
         monkeypatch.setattr(torch.cuda, name, value)
-    clock = clock_for([torch.device("cpu"), torch.device("cuda", 0)])
+    (compiled,) = plans_of(torch.linalg.det, torch.randn(3, 3))
+    (given,) = compiled.plan.inputs
+    on_gpu = replace(given, type=replace(given.type, device=torch.device("cuda", 0)))
+    assert isinstance(clock_for(compiled.plan), HostClock) and not compiled.kernels
+    clock = clock_for(replace(compiled.plan, inputs=(on_gpu,)))
     for label in ("first", "second"):
         clock.start()
         clock.stop(label)

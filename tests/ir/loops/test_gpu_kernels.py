@@ -155,24 +155,18 @@ def test_layer_norm_of_bfloat16(team: int) -> None:
     torch.testing.assert_close(results["y"].view_as(wanted), wanted)
 
 
+def total_and_most(rows: int, summed: Node, compared: Node, *before: Stmt) -> tuple[Stmt, ...]:
+    """The sum of one value over all rows, and the maximum of another."""
+    updates = Update("total", summed), Update("most", compared)
+    return Init("total", "sum", f32), Init("most", "max", f32), over("reduce", "i", rows, None, *before, *updates)
+
+
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 31, 32, 33, 100])
 def test_column_sums(rows: int) -> None:
     """A thread takes several rows at a time, and what is left one by one."""
     i, j = var("i", rows), var("j", 45)
-    body = (
-        Init("total", "sum", f32),
-        Init("most", "max", f32),
-        over(
-            "reduce",
-            "i",
-            rows,
-            None,
-            Update("total", load("x", i * 45 + j)),
-            Update("most", load("x", i * 45 + j)),
-        ),
-        store("y", j, acc("total")),
-        store("z", j, acc("most")),
-    )
+    x = load("x", i * 45 + j)
+    body = (*total_and_most(rows, x, x), store("y", j, acc("total")), store("z", j, acc("most")))
     params = (param("y", 45, role="out"), param("z", 45, role="out"), param("x", rows * 45))
     x = torch.randn(rows, 45)
     results = check(made(params, grid("j", 45, *body)), {"y": torch.zeros(45), "z": torch.zeros(45), "x": x.flatten()})
@@ -571,17 +565,7 @@ def test_columns_of_bfloat16(rows: int, columns: int) -> None:
     x = op("cast", load("x", i * columns + j, bf16), dtype=f32)
     twice = op("cast", op("mul", x, const(2.0)), dtype=bf16)
     body = (
-        Init("total", "sum", f32),
-        Init("most", "max", f32),
-        over(
-            "reduce",
-            "i",
-            rows,
-            None,
-            store("z", i * columns + j, twice),
-            Update("total", op("cast", twice, dtype=f32)),
-            Update("most", x),
-        ),
+        *total_and_most(rows, op("cast", twice, dtype=f32), x, store("z", i * columns + j, twice)),
         store("y", j, acc("total")),
         store("w", j, op("cast", acc("most"), dtype=bf16)),
     )

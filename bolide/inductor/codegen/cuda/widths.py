@@ -39,17 +39,17 @@ def width_of(axis: Axis, body: Sequence[Stmt], team: int = 1) -> int:
 def iterations_at_once(loop: Loop, width: int, team: int) -> int:
     """Iterations, of so many elements each, that a thread takes at a time of a loop which adds up what it loads, or
     copies rows (of a tile), a few elements of each."""
-    body, wanted = loop.body, Update if loop.axis.kind != "serial" else Store
-    if wanted is Store:
+    body, is_tile = loop.body, loop.axis.kind == "serial"
+    if is_tile:
         if not (len(body) == 1 and isinstance(body[0], Loop)):
             return 1
         width = -(-(body[0].axis.extent.bounds()[1] or _UNROLLED * team) // team)
         body = body[0].body
-    loads = any(True for _ in loads_of(roots_in(body)))
-    stores_too = team == 1 and any(isinstance(statement, Update) for statement in body)
-    if not loads or not all(isinstance(statement, (Store, Update) if stores_too else wanted) for statement in body):
+    kinds = {type(statement) for statement in body}
+    allowed = {Store, Update} if team == 1 and Update in kinds else {Store} if is_tile else {Update}
+    if not kinds <= allowed or not any(True for _ in loads_of(roots_in(body))):
         return 1
-    times, most = _AT_ONCE, 2 * _UNROLLED if any(isinstance(statement, Store) for statement in body) else _UNROLLED
+    times, most = _AT_ONCE, 2 * _UNROLLED if Store in kinds else _UNROLLED
     while times > 1 and times * width * cost(body) > most:
         times //= 2
     return times
