@@ -226,18 +226,28 @@ def keep(key: Key, payload: bytes) -> None:
 
 def why(key: Key) -> str:
     """Why nothing is kept under a key: in what the most similar one differs."""
-    found: list[tuple[bool, int, float, list[str]]] = []
     if not is_on():
         return "no cache is used"
-    disk = _disk()
-    places = [(last, kind, digest) for kind, digest, _, last in disk.files() if kind == key.kind]
-    for last, kind, digest in sorted(places, reverse=True)[:_LOOKED_AT]:
-        data = disk.read(kind, digest)
-        entry = None if data is None else unpack(kind, digest, data)
+    found: list[tuple[bool, int, int, list[str]]] = []
+    places: Iterable[Place] = dict.fromkeys((*reversed(in_memory(key.kind)), *_latest().get(key.kind, ())))
+    for age, place in enumerate(places):
+        data = raw(place)
+        entry = None if data is None else unpack(*place, data)
         if entry is not None:
             told = difference(key, entry.key)
-            found.append((entry.key.label != key.label, len(told), -last, told))
+            found.append((entry.key.label != key.label, len(told), age, told))
     return ", ".join(min(found)[3]) if found else "the first of its kind"
+
+
+@functools.cache
+def _latest() -> dict[str, list[Place]]:
+    """The entries on disk that were used last, by kind, as they are when somebody asks first: to look through the
+    folder takes the longer, the more is in it."""
+    by_kind: dict[str, list[tuple[float, str]]] = {}
+    for kind, digest, _, last in _disk().files():
+        by_kind.setdefault(kind, []).append((last, digest))
+    latest = {kind: sorted(some, reverse=True)[:_LOOKED_AT] for kind, some in by_kind.items()}
+    return {kind: [(kind, digest) for _, digest in some] for kind, some in latest.items()}
 
 
 def _disk() -> ModuleType:
@@ -318,3 +328,4 @@ def reset() -> None:
     """Forget what is in memory."""
     with compiling:
         _known.clear()
+    _latest.cache_clear()

@@ -99,6 +99,15 @@ def test_a_plan_is_found_again_and_a_miss_has_a_reason() -> None:
     assert {lookup.reason for lookup in other} == {"options.fusion True → False"}
 
 
+def test_reasons_look_through_the_folder_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, files = [], disk.files
+    monkeypatch.setattr(disk, "files", lambda: looked.append(1) or files())
+    with bolide.inductor.config.patch(fusion=False):
+        check()
+    assert sum(not lookup.hit for lookup in check()) > 1
+    assert len(looked) == 2  # once for each process, as `check` plays them
+
+
 W = torch.randn(24, 24)
 
 
