@@ -67,12 +67,15 @@ class Machine:
     #: kernel.
     few_rows: int = 8
     long_row: int = 1 << 14
-    #: Reductions of at least `split_length` elements to fewer results than this get partial results, between
-    #: `fewest_parts` and `most_parts` of them: such along memory, and such across it. Where these are not all of one
-    #: length, at least `least_with_rest`.
+    #: Reductions along memory of at least `row_length` elements to fewer results than `split_rows`, and such across it
+    #: of at least `split_length` to fewer than `split_columns`, get partial results: between `fewest_parts` and
+    #: `most_parts` of them. Where these are not all of one length, at least `least_with_rest`; of `steps_length`
+    #: elements a third step is worth its time (and for a GPU, more than one, if caches do not hold the columns).
     split_rows: int = 16
+    row_length: int = 1 << 15
     split_columns: int = 128
     split_length: int = 1 << 15
+    steps_length: int = 1 << 17
     fewest_parts: int = 4
     most_parts: int = 64
     least_with_rest: int = 64
@@ -184,11 +187,14 @@ HOPPER = Machine(
     teams=(32, 128, 256, 512),
     most_scratch=1,
     most_local_bytes=32 << 10,
-    split_rows=256,
+    split_rows=64,
+    row_length=1 << 16,
     split_columns=1 << 13,
     split_length=1 << 12,
+    steps_length=1 << 9,
+    least_with_rest=16,
     most_parts=1 << 10,
-    places_length=1 << 12,
+    places_length=1 << 9,
     most_multiplications=0,
     most_places=0,
     most_small_window=0,

@@ -7,7 +7,7 @@ updated and full-space values stored in the loop over the inner axes, row values
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -48,8 +48,11 @@ class Piece:
     target: Expr | None
 
 
-def schedule_of(group: Group, pieces: list[Piece], machine: Machine) -> tuple[Schedule, list[Piece]]:
-    """The schedule that is chosen for a group, and the pieces over the schedule's axes."""
+def schedule_of(
+    group: Group, pieces: list[Piece], machine: Machine, sizes: Mapping[str, int]
+) -> tuple[Schedule, list[Piece]]:
+    """The schedule that is chosen for a group, and the pieces over the schedule's axes. `sizes`: as they were while the
+    program was traced."""
     nodes = _nodes(pieces)
     targets = frozenset(piece.target for piece in pieces if piece.target is not None)
     schedule = choose_schedule(group, _addresses(pieces, nodes), targets, _indices(nodes), machine)
@@ -61,7 +64,8 @@ def schedule_of(group: Group, pieces: list[Piece], machine: Machine) -> tuple[Sc
             for piece in pieces
         ]
     if machine.device == "cuda":
-        schedule = in_teams(schedule, machine, any(piece.stage.position is not None for piece in pieces))
+        picks = any(piece.stage.position is not None for piece in pieces)
+        schedule = in_teams(schedule, machine, picks, sizes)
     if schedule.inner:
         return schedule, pieces
     stores = [_store(piece.stage, piece.target) for piece in pieces if piece.target is not None]

@@ -3,7 +3,8 @@ parallel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bolide.inductor.ir.definitions import axis_var, volume
@@ -187,17 +188,16 @@ def cut(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedu
     return replace(schedule, splits=splits, why=(*schedule.why, *why))
 
 
-def in_teams(schedule: Schedule, machine: Machine, picks: bool) -> Schedule:
+def in_teams(schedule: Schedule, machine: Machine, picks: bool, sizes: Mapping[str, int]) -> Schedule:
     """The schedule of a kernel for a GPU: a team shares a vector axis inside, of more threads the longer it is, and the
     more often they go through it. `picks`: it looks for places (of maxima), which are costly to join: so fewer threads
-    have some."""
-    schedule = _gathering(schedule, machine)
+    have some. Symbolic `sizes` count as what they were while the program was traced."""
+    schedule = _gathering(schedule, machine, sizes)
     vector = next((axis for axis in schedule.inner if axis.name == schedule.vector), None)
     if vector is None:
         return schedule
-    length = vector.extent.value if vector.extent.is_const else machine.unknown_extent
-    inside = volume(axis.extent for axis in schedule.inner)
-    points = inside.value if inside.is_const else length
+    length = _usual(vector.extent, machine, sizes)
+    points = math.prod([_usual(axis.extent, machine, sizes) for axis in schedule.inner])
     turns = 2 * machine.most_turns if picks else machine.most_turns
     teams = [team for team in machine.teams if team <= length] or [*machine.teams[:1]]
     team = next((team for team in teams if points <= team * turns), teams[-1])
@@ -205,19 +205,26 @@ def in_teams(schedule: Schedule, machine: Machine, picks: bool) -> Schedule:
     return replace(schedule, team=team, jam=None, why=(*schedule.why, why))
 
 
-def _gathering(schedule: Schedule, machine: Machine) -> Schedule:
+def _gathering(schedule: Schedule, machine: Machine, sizes: Mapping[str, int]) -> Schedule:
     """The schedule with its longest reduced axis for teams to share, if otherwise few threads would take long."""
-    outer, inner = (volume(axis.extent for axis in axes) for axes in (schedule.outer, schedule.inner))
-    if not (schedule.inner and outer.is_const and inner.is_const) or schedule.vector in {
-        a.name for a in schedule.inner
-    }:
+    if not schedule.inner or schedule.vector in {axis.name for axis in schedule.inner}:
         return schedule
-    longest = max(schedule.inner, key=lambda axis: axis.extent.value)
-    few, small = outer.value <= machine.few_threads, outer.value * inner.value <= machine.most_gathered
+    lengths = {axis.name: _usual(axis.extent, machine, sizes) for axis in (*schedule.outer, *schedule.inner)}
+    results = math.prod([lengths[axis.name] for axis in schedule.outer])
+    longest = max([axis.name for axis in schedule.inner], key=lengths.__getitem__)
+    few, small = results <= machine.few_threads, math.prod(lengths.values()) <= machine.most_gathered
     plain = all(axis.kind != "serial" for axis in schedule.outer)
-    if not (few and small and plain and longest.extent.value >= machine.least_shared):
+    if not (few and small and plain and lengths[longest] >= machine.least_shared):
         return schedule
-    return schedule.with_vector(longest.name, f"only {outer.value} results")
+    return schedule.with_vector(longest, f"only {results} results")
+
+
+def _usual(extent: Expr, machine: Machine, sizes: Mapping[str, int]) -> int:
+    """What an extent is for these sizes; of a rest, the most that it may be."""
+    most, usual = extent.bounds()[1], extent.subs(sizes)
+    if most is not None and most < machine.unknown_extent:
+        return most
+    return usual.value if usual.is_const else machine.unknown_extent
 
 
 def _in_tiles(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedule:

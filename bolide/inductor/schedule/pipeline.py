@@ -139,7 +139,7 @@ def _scheduled(
         with timed(seconds, name):
             program = run(program)
     with timed(seconds, "layouts"):
-        ctx = Scheduling(program.results, decide_layouts(program), job.machine, job.refusals)
+        ctx = Scheduling(program.results, decide_layouts(program), job.machine, job.refusals, program.size_vars)
     with timed(seconds, "group"):
         times = lifetimes_of(program, static)
         units = group(program, ctx, times, config.fusion)
@@ -218,7 +218,7 @@ def _new_kernel(
     machine = ctx.machine if device.type == ctx.machine.device else machine_for(device)
     if machine.device == "cuda":
         group = _with_atomics(group)
-    chosen, pieces = schedule_of(group, pieces_of(group, stored, ctx.buffers), machine)
+    chosen, pieces = schedule_of(group, pieces_of(group, stored, ctx.buffers), machine, ctx.sizes)
 
     def kernel_for(schedule: Schedule) -> Kernel:
         return kernel_of(group, pieces, schedule, ctx.buffers, machine, name)

@@ -89,11 +89,14 @@ def _parts(definition: Computed, machine: Machine, sizes: Mapping[str, int]) -> 
         return None
     results = volume(definition.shape).subs(sizes)
     length = volume(extent for _, extent in definition.reduce_axes).subs(sizes)
-    if not (results.is_const and length.is_const and results.value and length.value >= machine.split_length):
+    if not (results.is_const and length.is_const and results.value):
         return None
-    if results.value >= (machine.split_rows if _along_memory(definition) else machine.split_columns):
+    along = _along_memory(definition)
+    most, least = (machine.split_rows, machine.row_length) if along else (machine.split_columns, machine.split_length)
+    is_large = not along and machine.few_threads > results.value > machine.most_gathered // length.value
+    if results.value >= most or length.value < (machine.steps_length if is_large else least):
         return None
-    is_worth_steps = length.value >= 2 * machine.grain  # more steps than two are worth their time
+    is_worth_steps = length.value >= machine.steps_length
     if definition.position is not None and length.value < machine.places_length:
         return None
     enough = max(machine.enough_parts // results.value, machine.fewest_parts)

@@ -78,12 +78,13 @@ class Buffer:
 
 @dataclass(slots=True)
 class Scheduling:
-    """What the passes may look at and add to."""
+    """What the passes may look at and add to. `sizes`: as they were while the program was traced."""
 
     results: list[Result]
     buffers: dict[str, Buffer]
     machine: Machine
     refusals: list[Refusal] = field(default_factory=list)
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 _ONE = Expr.const(1)

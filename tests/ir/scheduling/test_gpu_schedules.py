@@ -23,7 +23,7 @@ from bolide.symbolic import Expr
 def test_few_results_of_long_columns_are_shared(columns: int, rows: int, team: int) -> None:
     outer = (Axis("j", Expr.const(columns), "vector"),)
     inner = (Axis("i", Expr.const(rows), "reduce"),)
-    schedule = in_teams(Schedule(outer, inner, (), 1), HOPPER, False)
+    schedule = in_teams(Schedule(outer, inner, (), 1), HOPPER, False, {})
     assert schedule.team == team
     assert schedule.vector == ("i" if team > 1 else "j")
 
@@ -32,7 +32,7 @@ def test_few_results_of_long_columns_are_shared(columns: int, rows: int, team: i
 def test_teams_that_look_for_places_have_fewer_threads(columns: int, teams: tuple[int, int]) -> None:
     row = Axis("j", Expr.const(columns), "reduce_vector")
     schedule = Schedule((Axis("i", Expr.const(9), "parallel"),), (row,), (), 1).with_vector("j", "")
-    assert tuple(in_teams(schedule, HOPPER, picks).team for picks in (False, True)) == teams
+    assert tuple(in_teams(schedule, HOPPER, picks, {}).team for picks in (False, True)) == teams
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,21 @@ def test_teams_of_several_loops(rows: int, columns: int, team: int) -> None:
     """A team is as large as all that it does asks for, if each loop has work for all of it."""
     inner = (Axis("i", Expr.const(rows), "reduce"), Axis("j", Expr.const(columns), "reduce_vector"))
     outer = (Axis("n", Expr.const(1 << 10), "parallel"),)
-    assert in_teams(Schedule(outer, inner, (), 1), HOPPER, False).team == team
+    assert in_teams(Schedule(outer, inner, (), 1), HOPPER, False, {}).team == team
+
+
+@pytest.mark.parametrize("typical, team", [(50257, 512), (1000, 32), (16, 32)])
+def test_rows_of_symbolic_length_have_the_team_of_a_typical_one(typical: int, team: int) -> None:
+    """As rows of this length have that are known."""
+    outer = (Axis("i", Expr.var("rows"), "parallel"),)
+    for length in (Expr.var("length"), Expr.const(typical)):
+        schedule = Schedule(outer, (Axis("j", length, "reduce_vector"),), (), 1)
+        assert in_teams(schedule, HOPPER, False, {"rows": 64, "length": typical}).team == team
+
+
+@pytest.mark.parametrize("typical, team", [(200, 32), (1 << 15, 1)])
+def test_few_results_of_symbolic_number_share_rests(typical: int, team: int) -> None:
+    """A rest is at most what divides it, whatever it is for typical sizes."""
+    outer = (Axis("j", Expr.var("columns"), "vector"),)
+    schedule = Schedule(outer, (Axis("i", Expr.var("rows") % 128, "reduce"),), (), 1)
+    assert in_teams(schedule, HOPPER, False, {"rows": 1280, "columns": typical}).team == team

@@ -66,6 +66,41 @@ def test_a_gpu_reduces_columns_on_many_threads(shape, op):
     close(evaluate(after, [x])[0], getattr(torch, op)(x, 0))
 
 
+def split_for_a_gpu(program, shape, dynamic, monkeypatch):
+    """The program as lowered, and as split for a GPU, of which the CPU runs its own."""
+    programs = []
+
+    def split(program, machine):
+        programs.append(program)
+        return split_reductions(program, machine)
+
+    monkeypatch.setattr(pipeline, "split_reductions", split)
+    bolide.compile(program, dynamic=dynamic)(torch.randn(shape))
+    (lowered,) = programs
+    return lowered, split_reductions(lowered, HOPPER)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(4000, 4096), (1021, 5000), (16_381, 96), (5003, 768)], ids=str)
+@pytest.mark.parametrize("op", ["sum", "argmax"])
+def test_a_gpu_reduces_columns_of_any_length_on_many_threads(op, shape, dynamic, monkeypatch):
+    """Also of prime ones, and of those that are known when the program runs."""
+    _, after = split_for_a_gpu(lambda x: getattr(x, op)(0), shape, dynamic, monkeypatch)
+    parts = [volume(d.shape).subs(after.size_vars).value for d in after.definitions if d.name.endswith("_parts")]
+    assert parts and min(parts) >= min(HOPPER.few_threads, shape[1] * 64)
+    if not dynamic:
+        x = torch.randint(0, 9, shape).float()
+        close(evaluate(after, [x])[0], getattr(x, op)(0))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(64, 50_257), (2, 50_257), (100, 200_000)], ids=str)
+def test_a_gpu_reduces_a_row_in_one_step_where_more_would_take_longer(shape, dynamic, monkeypatch):
+    """One team takes a row of a vocabulary about as fast as memory gives it; a launch takes as long as half of it."""
+    lowered, after = split_for_a_gpu(lambda x: x.sum(1), shape, dynamic, monkeypatch)
+    assert len(after.definitions) == len(lowered.definitions)
+
+
 @pytest.mark.parametrize("length", [1 << 17, 131_101])
 @pytest.mark.parametrize("op", [torch.argmax, torch.argmin])
 def test_places_of_equal_values_and_of_nan(op, length):
@@ -128,17 +163,8 @@ def test_gradients_and_strides():
 @pytest.mark.parametrize("shape", [(8, 300, 128), (3, 50_000), (4, 90_001), (150_001,)], ids=str)
 def test_a_gpu_is_given_many_parts(shape, dynamic, monkeypatch):
     """Whichever axis allows them; and these are of many elements."""
-    programs = []
-
-    def split(program, machine):
-        programs.append(program)
-        return split_reductions(program, machine)
-
-    monkeypatch.setattr(pipeline, "split_reductions", split)
     x = torch.randn(shape)
-    bolide.compile(torch.sum, dynamic=dynamic)(x)
-    (program,) = programs
-    after = split_reductions(program, HOPPER)
+    _, after = split_for_a_gpu(torch.sum, shape, dynamic, monkeypatch)
     parts = next(d for d in after.definitions if d.name.endswith("_parts"))
     many = volume(parts.shape).subs(after.size_vars)
     assert 100 < many.value <= min(HOPPER.most_parts, x.numel() // 32)

@@ -28,7 +28,7 @@ def kernels_on(machine, fn: Function, *inputs: torch.Tensor) -> list[Kernel]:
 def test_parts_of_a_reduction():
     x = torch.randn(1 << 16)
     assert len(kernels_on(HOST, torch.sum, x)) == 2
-    assert len(kernels_on(replace(HOST, split_length=1 << 17), torch.sum, x)) == 1
+    assert len(kernels_on(replace(HOST, row_length=1 << 17), torch.sum, x)) == 1
 
 
 def test_stages_and_arguments_of_a_kernel():
