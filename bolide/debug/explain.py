@@ -19,7 +19,7 @@ from bolide.functorch.runtime.memory import SavedValue, table
 from bolide.inductor import CompiledGraph
 from bolide.inductor.ir.printer import kernel_text
 from bolide.inductor.plan import Call, Launch, Plan, TensorInput, all_steps, tensors_given
-from bolide.inductor.runtime.driver import Clock
+from bolide.inductor.runtime.driver import Clock, EventClock, HostClock
 from bolide.support import events
 from bolide.support.kinds import KINDS
 
@@ -357,55 +357,6 @@ class Collector:
             saved=tuple(s for e in self.events for s in saved_info(e)),
             seconds=self.seconds,
         )
-
-
-class HostClock:
-    """The host's time, for steps that are over when they return."""
-
-    def __init__(self) -> None:
-        self._begin = 0.0
-        self._times: list[tuple[str, float]] = []
-
-    def start(self) -> None:
-        """As `Clock.start`."""
-        self._begin = time.perf_counter()
-
-    def stop(self, label: str) -> None:
-        """As `Clock.stop`."""
-        self._times.append((label, time.perf_counter() - self._begin))
-
-    def times(self) -> list[tuple[str, float]]:
-        """As `Clock.times`."""
-        return self._times
-
-
-class EventClock:
-    """A GPU's time, by events on its current stream. The device is kept busy before a step begins, so that the host is
-    ahead of it and what a launch costs the host is not in the time."""
-
-    AHEAD = 200_000  # cycles of the device: some 0.1 ms
-
-    def __init__(self) -> None:
-        self._marks: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-
-    def start(self) -> None:
-        """As `Clock.start`."""
-        torch.cuda._sleep(self.AHEAD)  # type: ignore[no-untyped-call]
-        self._begin = self._recorded()
-
-    def stop(self, label: str) -> None:
-        """As `Clock.stop`."""
-        self._marks.append((label, self._begin, self._recorded()))
-
-    def times(self) -> list[tuple[str, float]]:
-        """As `Clock.times`; waits for the device."""
-        torch.cuda.synchronize()
-        return [(label, begin.elapsed_time(end) / 1e3) for label, begin, end in self._marks]
-
-    def _recorded(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
 
 
 def clock_for(plan: Plan) -> Clock:

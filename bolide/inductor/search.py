@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -26,14 +26,19 @@ from bolide.inductor.schedule.nest import Schedule
 from bolide.inductor.schedule.products import Way
 from bolide.support import artifacts
 from bolide.support.artifacts import Key
+from bolide.support.log import logger
+
+log = logger("inductor")
 
 GAIN = 0.95
 """An alternative takes the place of the schedule that was chosen if it takes at most this share of its time."""
 SECONDS = 0.05
 """For all runs of one choice together, but each runs at least `FEWEST` times."""
 FEWEST = 3
-MOST_BYTES = 1 << 30
-"""Kernels and calls that work on more memory are not run."""
+MOST_BYTES = {"cpu": 1 << 30, "cuda": 1 << 32}
+"""Kernels and calls that work on more memory of a device are not run."""
+IN_TURN = 4
+"""Runs on a GPU that are measured together."""
 LIGHTEST = 16
 """Threads are not tried where an element would need more than so much work to be worth the first of them."""
 
@@ -47,6 +52,17 @@ def wall_time(run: Run) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
+
+
+def device_time(run: Run) -> float:
+    """Seconds of one run on the current GPU, of several in turn: what is taken for its events hardly matters then."""
+    clock = driver.EventClock()
+    clock.start()
+    for _ in range(IN_TURN):
+        run()
+    clock.stop("")
+    ((_, seconds),) = clock.times()
+    return seconds / IN_TURN
 
 
 def thread_time(run: Run) -> float:
@@ -79,7 +95,7 @@ class Search:
 
     def schedule(self, usual: Schedule, kernel_of: Callable[[Schedule], Kernel]) -> Schedule:
         """The fastest among a schedule and its alternatives, on as many threads as are fastest for it."""
-        chosen = self._fastest_schedule([usual, *usual.alternatives()], kernel_of)
+        chosen = self._fastest_schedule([usual, *usual.alternatives(self.machine, self.sizes)], kernel_of)
         if self._elements(kernel_of(chosen)) * LIGHTEST >= self.machine.grain:
             chosen = self._fastest_schedule([chosen, *chosen.alternative_threads(self.machine)], kernel_of)
         self._advance()
@@ -91,11 +107,10 @@ class Search:
         inputs = programs[0].inputs
         sizes = [volume(given.shape).value * given.dtype.itemsize for given in inputs]
         place = 0
-        if all(sizes) and sum(sizes) <= MOST_BYTES:
+        if all(sizes) and sum(sizes) <= MOST_BYTES[inputs[0].device.type]:
             names = {"ways": artifacts.digest_of("\n".join([digest(program) for program in programs]))}
             names["mkldnn"] = str(torch.backends.mkldnn.enabled)
-            tensors = [_tensor(given) for given in inputs]
-            place = self._remembered(names, f"{ways[0]} call", lambda: self._runs(programs, tensors))
+            place = self._remembered(names, f"{ways[0]} call", inputs[0].device, lambda: self._runs(programs))
         self._advance()
         return ways[place]
 
@@ -103,37 +118,49 @@ class Search:
         if self.progress is not None:
             self.progress.advance(self.task)
 
-    def _runs(self, programs: Sequence[Program], tensors: Sequence[torch.Tensor]) -> list[Run]:
-        """What runs each program on these tensors."""
-        runs: list[Run] = []
-        for program in programs:
+    def _runs(self, programs: Sequence[Program]) -> list[Callable[[], Run]]:
+        """What makes what runs each program, on tensors of its own."""
+        tensors = [_tensor(given) for given in programs[0].inputs]
+
+        def made(program: Program) -> Run:
             names = tuple([given.name for given in program.inputs])
             scheduled = schedule_program(program, names, names, self.machine, _AsTheyAre())
             kernels = compile_kernels(scheduled.plan.kernels, self.machine, {})
             binding = driver.Binding(binder(kernels), {}, scheduled.objects, failure(kernels))
             run, _ = driver.build(scheduled.plan, binding, "max_autotune")
-            runs.append(partial(_on_copies, run, tensors))
-        return runs
+            return partial(_on_copies, run, tensors)
+
+        return [partial(made, program) for program in programs]
 
     def _fastest_schedule(self, candidates: Sequence[Schedule], kernel_of: Callable[[Schedule], Kernel]) -> Schedule:
         if len(candidates) == 1:
             return candidates[0]
         kernels = [kernel_of(candidate) for candidate in candidates]
-        buffers = self._buffers(kernels[0])
-        if buffers is None:
+        if not self._is_measured(kernels[0]):
             return candidates[0]
         sizes = [self.sizes[size] for size in kernels[0].sizes]
-        words = [*(buffer.data_ptr() for buffer in buffers), *sizes]
         names = {"kernels": artifacts.digest_of("\n".join([digest(kernel) for kernel in kernels]))}
         names["sizes"] = repr(sizes)
 
-        def runs() -> list[Run]:
-            compiled = [compile_kernels([kernel], self.machine, self.sizes)[0] for kernel in kernels]
-            return [partial(kernel.launch, *words) for kernel in compiled]
+        def runs() -> list[Callable[[], Run]]:
+            buffers = self._buffers(kernels[0])
+            return [partial(self._launched, kernel, buffers, sizes) for kernel in kernels]
 
-        place = self._remembered(names, kernels[0].name, runs)
+        place = self._remembered(names, kernels[0].name, kernels[0].device, runs)
         chosen = candidates[place]
         return replace(chosen, why=(*chosen.why, "the fastest when measured")) if place else chosen
+
+    def _launched(self, kernel: Kernel, buffers: Sequence[torch.Tensor], sizes: Sequence[int]) -> Run:
+        """What launches a kernel on buffers, and raises the error of a launch."""
+        (compiled,) = compile_kernels([kernel], self.machine, self.sizes)
+        words = [*(buffer.data_ptr() for buffer in buffers), *sizes]
+
+        def run() -> None:
+            compiled.launch(*words)
+            if compiled.raise_error is not None:
+                compiled.raise_error()
+
+        return run
 
     def _elements(self, kernel: Kernel) -> int:
         """The elements that a kernel works on; 0 where a size is not known."""
@@ -141,36 +168,59 @@ class Search:
             return 0
         return sum(param.numel.evaluate(self.sizes) for param in kernel.params)
 
-    def _buffers(self, kernel: Kernel) -> list[torch.Tensor] | None:
-        """Memory for the parameters; None where a size is not known, or there is none, or it would be too much."""
+    def _is_measured(self, kernel: Kernel) -> bool:
+        """Not where a size is not known, or there is no memory for the parameters, or it would be too much."""
         if not self._elements(kernel):
-            return None
-        extents = [param.numel.evaluate(self.sizes) for param in kernel.params]
-        if sum(extent * param.dtype.itemsize for extent, param in zip(extents, kernel.params)) > MOST_BYTES:
-            return None
-        return [_numbers(extent, param.dtype) for extent, param in zip(extents, kernel.params)]
+            return False
+        sizes = [param.numel.evaluate(self.sizes) * param.dtype.itemsize for param in kernel.params]
+        return sum(sizes) <= MOST_BYTES[kernel.device.type]
 
-    def _remembered(self, names: Mapping[str, str], label: str, runs: Callable[[], Sequence[Run]]) -> int:
+    def _buffers(self, kernel: Kernel) -> list[torch.Tensor]:
+        """Memory for the parameters."""
+        return [_numbers(param.numel.evaluate(self.sizes), param.dtype, kernel.device) for param in kernel.params]
+
+    def _remembered(
+        self,
+        names: Mapping[str, str],
+        label: str,
+        device: torch.device,
+        makers: Callable[[], Sequence[Callable[[], Run]]],
+    ) -> int:
         """The place of the fastest: as it was found before for these names, machine and threads, or found now."""
         about = {"machine": repr(self.machine), "threads": str(self.machine.threads), "torch": torch.__version__}
+        if device.type == "cuda":
+            about["device"] = torch.cuda.get_device_name(device)
         key = Key("choices", {**names, **about}, label)
         kept = artifacts.find(key)
         if kept is not None:
             return int(kept)
-        place = self._fastest(runs())
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            try:
+                made = makers()
+            except torch.OutOfMemoryError:
+                return 0
+            place = self._fastest(made, label)
         artifacts.keep(key, str(place).encode())
         return place
 
-    def _fastest(self, runs: Sequence[Run]) -> int:
-        """The place of the run that takes least time; they take turns."""
-        least = [self.clock(run) for run in runs]  # the first run also brings memory and code in
+    def _fastest(self, makers: Sequence[Callable[[], Run]], label: str) -> int:
+        """The place of the run that takes least time; they take turns. One that cannot be made, or run, is none."""
+        runs: dict[int, Run] = {}
+        least: dict[int, float] = {}
+        for place, maker in enumerate(makers):
+            try:
+                runs[place] = maker()
+                least[place] = self.clock(runs[place])  # the first run also brings memory and code in
+            except Exception as error:
+                runs.pop(place, None)
+                log.warning("max_autotune: candidate %d of %s is dropped: %r", place, label, error)
         end, turns = time.perf_counter() + SECONDS, 0
         while turns < FEWEST or time.perf_counter() < end:
             turns += 1
-            for place, run in enumerate(runs):
+            for place, run in runs.items():
                 least[place] = min(least[place], self.clock(run))
-        best = min(range(len(least)), key=least.__getitem__)
-        return best if least[best] <= GAIN * least[0] else 0
+        best = min(least, key=least.__getitem__, default=0)
+        return best if 0 not in least or least[best] <= GAIN * least[0] else 0
 
 
 def _on_copies(run: driver.Run, tensors: Sequence[torch.Tensor]) -> object:
@@ -182,23 +232,23 @@ def _tensor(given: Input) -> torch.Tensor:
     """A tensor as an input is described."""
     shape, stride = [[extent.value for extent in extents] for extents in (given.shape, given.layout.stride)]
     span = 1 + sum((extent - 1) * step for extent, step in zip(shape, stride))
-    return _numbers(span, given.dtype).as_strided(shape, stride)
+    return _numbers(span, given.dtype, given.device).as_strided(shape, stride)
 
 
-def _numbers(count: int, dtype: torch.dtype) -> torch.Tensor:
+def _numbers(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Elements in [0, 1) of floats (rounded down to 0, they are indices that are in range)."""
     count = max(count, 1)
     if dtype.is_floating_point or dtype.is_complex:
-        generator = torch.Generator().manual_seed(0)
-        return torch.rand(count, dtype=dtype, device="cpu", generator=generator)
-    return torch.zeros(count, dtype=dtype, device="cpu")
+        generator = torch.Generator(device).manual_seed(0)
+        return torch.rand(count, dtype=dtype, device=device, generator=generator)
+    return torch.zeros(count, dtype=dtype, device=device)
 
 
 @contextmanager
 def searching(name: str, machine: Machine, sizes: Mapping[str, int]) -> Iterator[Search]:
     """A search for the kernels and calls of one graph, with a progress bar where standard error is a terminal."""
     console = Console(file=sys.stderr)
-    clock = thread_time if machine.threads == 1 else wall_time
+    clock = device_time if machine.device == "cuda" else thread_time if machine.threads == 1 else wall_time
     if not console.is_terminal:
         yield Search(machine, sizes, clock)
         return

@@ -85,10 +85,12 @@ class Schedule:
         reasons = (*self.why, f"vector {name}: {why}")
         return replace(self, outer=tuple(outer), inner=tuple(inner), jam=None, blocks=(), why=reasons)
 
-    def alternatives(self) -> list[Schedule]:
-        """Other schedules that compute the same: for a search."""
+    def alternatives(self, machine: Machine, sizes: Mapping[str, int]) -> list[Schedule]:
+        """Other schedules that compute the same, and are good for these sizes, perhaps: for a search."""
         names = [axis.name for axis in (*self.outer, *self.inner) if axis.kind != "serial" and axis.name != self.vector]
         others = [self.with_vector(name) for name in names]
+        if machine.device == "cuda":
+            others = [_with_team(other, machine, False, sizes) for other in others]
         others += [self._exchanged(place) for place in range(len(self.outer) - 1) if self._may_exchange(place)]
         if self.scratch:
             others.append(replace(self, scratch=0, why=(*self.why, "no scratch memory: as was asked")))
@@ -105,7 +107,12 @@ class Schedule:
         return others
 
     def alternative_threads(self, machine: Machine) -> list[Schedule]:
-        """The same schedule on more or fewer threads, down to one: for a search."""
+        """The same schedule on more or fewer threads, down to one; on a GPU, with teams of more or fewer: for a
+        search."""
+        if machine.device == "cuda":
+            shared = [axis for axis in self.inner if axis.name == self.vector]
+            teams = [team for team in machine.teams if team != self.team and shared]
+            return [replace(self, team=team, why=(*self.why, f"teams of {team}: as was asked")) for team in teams]
         if machine.threads == 1 or not self.parallel:
             return []
         grains = [machine.grain // 4, machine.grain * 4, machine.grain * 16, ONE_THREAD]
@@ -192,10 +199,14 @@ def in_teams(schedule: Schedule, machine: Machine, picks: bool, sizes: Mapping[s
     """The schedule of a kernel for a GPU: a team shares a vector axis inside, of more threads the longer it is, and the
     more often they go through it. `picks`: it looks for places (of maxima), which are costly to join: so fewer threads
     have some. Symbolic `sizes` count as what they were while the program was traced."""
-    schedule = _gathering(schedule, machine, sizes)
+    return _with_team(_gathering(schedule, machine, sizes), machine, picks, sizes)
+
+
+def _with_team(schedule: Schedule, machine: Machine, picks: bool, sizes: Mapping[str, int]) -> Schedule:
+    """The schedule with a team for its vector axis inside, or without one."""
     vector = next((axis for axis in schedule.inner if axis.name == schedule.vector), None)
     if vector is None:
-        return schedule
+        return replace(schedule, team=1)
     length = _usual(vector.extent, machine, sizes)
     points = math.prod([_usual(axis.extent, machine, sizes) for axis in schedule.inner])
     turns = 2 * machine.most_turns if picks else machine.most_turns

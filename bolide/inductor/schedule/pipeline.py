@@ -223,7 +223,9 @@ def _new_kernel(
     def kernel_for(schedule: Schedule) -> Kernel:
         return kernel_of(group, pieces, schedule, ctx.buffers, machine, name)
 
-    schedule = chosen if tuner is None else tuner.schedule(chosen, kernel_for)
+    if tuner is None or machine is not ctx.machine:  # the host's, in a graph for a GPU
+        return chosen, kernel_for(chosen)
+    schedule = tuner.schedule(chosen, kernel_for)
     return schedule, kernel_for(schedule)
 
 

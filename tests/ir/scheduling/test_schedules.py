@@ -12,6 +12,7 @@ import bolide
 from bolide.inductor import compile_graph
 from bolide.inductor.ir.loops import VECTOR_KINDS, Kernel, Loop
 from bolide.inductor.ir.walks import statements
+from bolide.inductor.machine import host_machine
 from bolide.inductor.schedule.nest import Schedule
 from tests.schedule_tools import Rescheduled, assert_same, compiled, graph_of
 
@@ -61,7 +62,7 @@ def test_every_alternative_computes_the_same(program, choice):
     seen: list[Schedule] = []
 
     def tune(schedule: Schedule, kernel_of: Callable[[Schedule], Kernel]) -> Schedule:
-        others = schedule.alternatives()
+        others = schedule.alternatives(host_machine(), {})
         seen.append(others[choice % len(others)] if others else schedule)
         return seen[-1]
 

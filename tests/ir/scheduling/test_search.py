@@ -65,7 +65,7 @@ def test_the_fastest_is_taken_and_remembered(best: int) -> None:
         assert_same(graph([x])[0], turned(x))
         assert (clock.count == 0) == again
         (report,) = graph.kernels
-        assert report.schedule.outer == [plain.schedule, *plain.schedule.alternatives()][best].outer
+        assert report.schedule.outer == [plain.schedule, *plain.schedule.alternatives(on_one_thread(), {})][best].outer
         assert ("the fastest when measured" in report.schedule.why) == (best > 0)
 
 
@@ -74,7 +74,7 @@ def test_numbers_of_threads_are_tried_for_the_fastest_schedule(best: int) -> Non
     machine = replace(host_machine(), threads=4)
     x = torch.randn(4, 5, 6, 32)
     (plain,) = compile_graph(*graph_of(turned, (x,))).kernels
-    schedules = [plain.schedule, *plain.schedule.alternatives()]
+    schedules = [plain.schedule, *plain.schedule.alternatives(machine, {})]
     threads = [schedules[1], *schedules[1].alternative_threads(machine)]
     assert len({schedule.grain for schedule in threads}) == len(threads) == 5
     times = [2.0 if place != 1 else 1.0 for place in range(len(schedules))]
@@ -207,7 +207,7 @@ def test_calls_that_are_alike_are_measured_once() -> None:
 @pytest.mark.parametrize("way", range(3))
 def test_ways_hold_for_other_sizes_and_gradients(monkeypatch: pytest.MonkeyPatch, way: int) -> None:
     """A mode that takes always this one, on the default backend."""
-    monkeypatch.setattr(Search, "_fastest", lambda self, runs: min(way, len(runs) - 1))
+    monkeypatch.setattr(Search, "_fastest", lambda self, makers, label: min(way, len(makers) - 1))
 
     def network(x: torch.Tensor, k: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y = torch.nn.functional.conv2d(x, k, padding=1).relu()

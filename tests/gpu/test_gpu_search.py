@@ -1,0 +1,123 @@
+"""`max_autotune` on a GPU that this machine plays: every candidate computes the same; those that fail are dropped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import gpu_emulated
+import pytest
+import torch
+from torch import Tensor
+
+from bolide.inductor import compile_graph, search
+from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.machine import HOPPER
+from bolide.inductor.runtime.kernels import CompiledKernel
+from bolide.inductor.schedule.nest import Schedule
+from bolide.inductor.search import Run, Search
+from bolide.support import artifacts
+from tests.schedule_tools import Rescheduled, assert_same, graph_of
+
+
+@pytest.fixture(autouse=True)
+def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    gpu_emulated.emulate(monkeypatch.setattr)
+    monkeypatch.setattr(search, "compile_kernels", gpu_emulated.compiled)
+    artifacts.reset()
+    yield
+    artifacts.reset()
+
+
+def normalized(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1) * 2
+
+
+def columns(x: Tensor) -> tuple[Tensor, ...]:
+    return x.sum(0), x.argmax(0)
+
+
+def turned(x: Tensor) -> Tensor:
+    return x.t().contiguous() + 1
+
+
+def rows(x: Tensor) -> Tensor:
+    return x.view(3, -1, x.shape[1]).amax((0, 2))
+
+
+def flat(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (value,) if isinstance(value, Tensor) else value
+
+
+@pytest.mark.parametrize("program", [normalized, columns, turned, rows], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("choice", range(6))
+def test_every_alternative_computes_the_same(program: Callable[..., Any], choice: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(69, 45)
+
+    def tune(usual: Schedule, kernel_of: Callable[[Schedule], Kernel]) -> Schedule:
+        others = usual.alternatives(HOPPER, {})
+        others += [each for other in (usual, *others) for each in other.alternative_threads(HOPPER)]
+        assert len(others) > 1
+        return others[choice % len(others)]
+
+    graph = compile_graph(*graph_of(program, (x,)), tuner=Rescheduled(tune))
+    for mine, theirs in zip(graph([x]), flat(program(x)), strict=True):
+        assert_same(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+class Slower:
+    """A clock by which each candidate takes longer than the one before, or not as long."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self.seen: list[Run] = []
+
+    def __call__(self, run: Run) -> float:
+        if run not in self.seen:
+            run()
+            self.seen.append(run)
+        return self.factor ** self.seen.index(run)
+
+
+@pytest.mark.parametrize("factor, team", [(0.5, 512), (2.0, 32)])
+def test_teams_are_tried(factor: float, team: int) -> None:
+    x = torch.randn(150, 200)
+    clock = Slower(factor)
+    graph = compile_graph(*graph_of(normalized, (x,)), tuner=Search(HOPPER, {}, clock))
+    assert_same(graph([x])[0], normalized(x))
+    (report,) = graph.kernels
+    assert (report.schedule.team, report.ir.team) == (team, team)
+    assert len(clock.seen) >= 6
+
+
+@pytest.mark.parametrize("bad", [{0}, {1, 2}, {0, 1}, {*range(20)}], ids=str)
+@pytest.mark.parametrize("made", [True, False], ids=["made", "run"])
+def test_what_fails_is_dropped(
+    bad: set[int], made: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it cannot be made or not be launched; the others are looked at."""
+    numbers = iter(range(99))
+
+    def failing() -> None:
+        raise RuntimeError("too many resources requested for launch")
+
+    def compiled(kernels: Sequence[Kernel], *more: object) -> list[CompiledKernel]:
+        results = gpu_emulated.compiled(kernels)
+        if next(numbers) in bad:
+            if made:
+                failing()
+            for result in results:
+                result.raise_error = failing
+        return results
+
+    monkeypatch.setattr(search, "compile_kernels", compiled)
+    monkeypatch.setattr(search, "FEWEST", 1)
+    clock, x = Slower(2.0), torch.randn(20, 100)
+    with caplog.at_level(logging.WARNING, "bolide.inductor"):
+        graph = compile_graph(*graph_of(normalized, (x,)), tuner=Search(HOPPER, {}, clock))
+    assert_same(graph([x])[0], normalized(x))
+    assert caplog.text.count("is dropped") >= len(bad & {0, 1, 2})
+    reasons = graph.kernels[0].schedule.why
+    assert ("the fastest when measured" in reasons) == (0 in bad and len(bad) < 9)
