@@ -237,6 +237,19 @@ def dropout_differs_between_replays() -> None:
 
 
 @check
+def seeds_that_a_program_sets_are_set_at_each_call() -> None:
+    """By one that is not recorded."""
+
+    def program(x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(5)
+        return x + torch.rand(4, device="cuda"), torch.rand(4, device="cuda", generator=generator)
+
+    f, generator = fast(program), torch.Generator("cuda").manual_seed(1)
+    found = [[each.clone() for each in f(torch.zeros(4, device="cuda"), generator)] for _ in range(5)]
+    assert all(torch.equal(a[0], b[0]) and not torch.equal(a[1], b[1]) for a, b in itertools.pairwise(found))
+
+
+@check
 def threads_and_streams() -> None:
     """While a thread records, torch lets the others not draw on the device, nor wait for all of it."""
     failed = list[BaseException]()

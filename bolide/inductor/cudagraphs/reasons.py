@@ -10,6 +10,8 @@ from bolide.symbolic.sizes import is_data
 from bolide.tracing.called.branches import branch, repeat, scan, unwind
 from bolide.tracing.meta import TensorMeta, found_in
 from bolide.tracing.numbers.data import binds
+from bolide.tracing.operations.generators import STATES
+from bolide.tracing.operations.writes import drawn
 
 _CHOSEN_BY_THE_HOST = (branch, repeat, scan, unwind)
 _UNSAFE = getattr(torch.Tag, "cudagraph_unsafe", None)
@@ -59,8 +61,10 @@ def _of(node: fx.Node, device: torch.device, dynamic: bool) -> str | None:
         return f"the sizes that {node.target} gives depend on data"
     if _UNSAFE is not None and _UNSAFE in node.target.tags:
         return f"{node.target} is marked as unsafe in CUDA graphs (torch.Tag.cudagraph_unsafe)"
-    if node.kwargs.get("generator") is not None:
-        return f"{node.target} draws from a generator of the program's"
+    if node.target in STATES:
+        return "it sets or asks the state of a random generator, which a replay does not"
+    if node.target is drawn or node.kwargs.get("generator") is not None:
+        return "it draws from a generator of the program's"
     return None
 
 

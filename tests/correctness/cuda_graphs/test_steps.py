@@ -302,6 +302,26 @@ def test_elements_chosen_by_numbers_are_recorded(fake: FakeDevice, reasons: list
     assert not reasons and len(list(recordings())) == 1
 
 
+@pytest.mark.parametrize("mode", ["manual_seed", "state", "generator"])
+def test_seeds_and_states_are_not_recorded(mode: str, fake: FakeDevice, reasons: list[str]) -> None:
+    """A replay draws again, and does nothing else with generators."""
+
+    def program(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        if mode == "manual_seed":
+            torch.manual_seed(5)
+        if mode == "state":
+            torch.set_rng_state(torch.get_rng_state())
+        return x + torch.rand(4, generator=generator if mode == "generator" else None)
+
+    x, found = torch.randn(4), []
+    for function in (bolide.compile(program), recorded(program)):
+        torch.manual_seed(1)
+        generator = torch.Generator().manual_seed(2)
+        found.append([function(x, generator) for _ in range(5)])
+    torch.testing.assert_close(*found)
+    assert len(reasons) == 1 and "generator" in reasons[0] and not fake.graphs
+
+
 @pytest.mark.parametrize("used", [False, True])
 def test_only_what_is_used_on_another_device_is_a_reason(used: bool) -> None:
     """Attention on a GPU gives a state of random numbers on the CPU, which is for its backward."""
