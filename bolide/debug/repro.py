@@ -56,6 +56,8 @@ from bolide.support.config import Config
 from bolide.support.errors import CompileError
 from bolide.tracing.graph import Handle
 from bolide.tracing.numbers.data import binds
+from bolide.tracing.operations.generators import STATES, generator_of
+from bolide.tracing.operations.writes import drawn
 
 Command = Literal["run", "minify"]
 Compiler = Callable[..., Any]
@@ -127,6 +129,9 @@ class Repro:
         return "\n".join(lines) + "\n"
 
 
+_OF_GENERATORS = frozenset({drawn, generator_of, *STATES})
+
+
 def _sentence(title: str) -> str:
     first = title.replace("\\", "/").replace('"', "'").strip().partition("\n")[0]
     return first if len(first) <= 110 else f"{first[:107]}..."
@@ -139,6 +144,8 @@ def _code(gm: fx.GraphModule) -> tuple[list[str], str]:
             raise Unwritable(f"it calls the module {node.target}")
         if any(isinstance(value, Handle) for value in pytree.tree_leaves((node.args, node.kwargs))):
             raise Unwritable(f"{node.name} calls a graph or a function of the program")
+        if node.target in _OF_GENERATORS:
+            raise Unwritable(f"{node.name} draws from a generator of the program, or sets its state")
     code = gm.graph.python_code("self")
     used = {*re.findall(r"\w+", code.src)} - {"torch"}
     return [_import(name, value) for name, value in code.globals.items() if name in used], code.src

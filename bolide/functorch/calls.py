@@ -39,7 +39,6 @@ from bolide.tracing.described import example
 from bolide.tracing.meta import WITHOUT_DATA, DataDependent
 from bolide.tracing.numbers.scalars import ScalarNode
 from bolide.tracing.operations.generators import is_default, stand_in
-from bolide.tracing.rng import GeneratorSlot
 from bolide.tracing.tensor import Listener, carry_marks, computes_itself, inner_leaves, nodes_behind
 from bolide.tracing.wrappers import GradientOfOtherForm, is_made_of_parts, plain_parts
 
@@ -322,11 +321,9 @@ class Tracing:
         self.detached: dict[Taken, Tensor] = {}  # what stands for tensors in an input's memory that autograd sees apart
         self.flags: dict[int, bool] = {}
         self.traced: dict[int, Any] = {}  # what stands for a leaf, by its id
-        self.generators: list[tuple[GeneratorSlot, int]] = []
         for at, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Generator) and not is_default(leaf) and id(leaf) not in self.traced:
-                self.traced[id(leaf)], slot = stand_in(self.trace, leaf.device)
-                self.generators.append((slot, at))
+                self.traced[id(leaf)] = stand_in(self.trace, leaf.device, functools.partial(self._enter_token, at))
         for family, taken in zip(families, merged):
             if taken is not None:
                 self._enter_family(family, taken)
@@ -379,6 +376,10 @@ class Tracing:
         carry_marks(tensor, traced)
         self.layouts.append(_traced_layout(traced)[:-1])
         return traced  # type: ignore[no-any-return]
+
+    def _enter_token(self, at: int) -> TracedTensor:
+        with torch._C._DisableTorchDispatch():  # it is asked for while the function is recorded
+            return self._enter(Taken(at, "token"), False)
 
     def _size(self, extent: int, number: int, dim: int) -> Any:
         """A symbol for a size; equal ones have one symbol, as in PyTorch."""
@@ -507,7 +508,6 @@ class Tracing:
             reshaped,
             renewed,
             derived,
-            tuple(self.generators),
             given,
             result_spec,
             tuple([leaf for leaf in self.leaves if not isinstance(leaf, Tensor) and not _has_hash(leaf)]),

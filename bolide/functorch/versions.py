@@ -14,22 +14,24 @@ from torch.utils import _pytree as pytree
 from bolide.functorch.graphs import Runner
 from bolide.functorch.signature import with_sizes
 from bolide.symbolic import Cond, Expr, Ratio
-from bolide.tracing.rng import GeneratorSlot
+from bolide.tracing.rng import token_of
 
 Leaves = Sequence[Any]
 
 
 class Taken(NamedTuple):
     """An input of a graph: the leaf at this position of the arguments, or the tensor that it is a view of, or all of
-    the memory that it lies in."""
+    the memory that it lies in; of a generator the token."""
 
     at: int
-    part: Literal["leaf", "base", "storage"] = "leaf"
+    part: Literal["leaf", "base", "storage", "token"] = "leaf"
 
     def of(self, leaves: Leaves) -> Tensor:
         leaf: Tensor = leaves[self.at]
         if self.part == "leaf":
             return leaf
+        if self.part == "token":
+            return token_of(leaves[self.at])
         if self.part == "base":
             assert leaf._base is not None
             return leaf._base
@@ -61,9 +63,8 @@ class Version:
     and offset have to be these; `apart`: inputs, with leaves that lie in their memory and may count writes by
     themselves; `flags`: leaves that require grad from now on, or do not; `reshaped`: leaves that the call gives other
     sizes and strides, and by how much their offset changes; `renewed`: leaves that become a result; `derived`:
-    tensors in the memory of an input that get the history of a result, whose value they have; `generators`: where
-    graphs find random generators among the leaves; `held`: values that are known by their identity; `handles`: the
-    program handles errors, so what a graph raises is for the program.
+    tensors in the memory of an input that get the history of a result, whose value they have; `held`: values that are
+    known by their identity; `handles`: the program handles errors, so what a graph raises is for the program.
     """
 
     run: Runner
@@ -78,7 +79,6 @@ class Version:
     reshaped: dict[int, Layout]
     renewed: dict[int, int]
     derived: dict[Taken, int]
-    generators: tuple[tuple[GeneratorSlot, int], ...]
     outputs: tuple[Given, ...]
     spec: pytree.TreeSpec
     held: tuple[object, ...]
@@ -104,8 +104,6 @@ class Version:
 
     def __call__(self, leaves: Leaves) -> Any:
         leaves = [*leaves, *self.outside]
-        for slot, at in self.generators:
-            slot.put(leaves[at])
         for at, wanted in self.flags.items():
             leaves[at].requires_grad_(wanted)
         tensors = [taken.of(leaves) for taken in self.inputs]

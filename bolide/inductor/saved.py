@@ -35,6 +35,7 @@ from bolide.symbolic import Expr, as_expr
 from bolide.tracing import TensorMeta
 from bolide.tracing.called.branches import Branches, Repetition, branch, repeat
 from bolide.tracing.graph import Handle, lookup
+from bolide.tracing.operations.writes import ON_COPIES, operator_in
 
 
 class About(Protocol):
@@ -232,10 +233,17 @@ def graph_text(gm: torch.fx.GraphModule) -> str:
     lines = []
     for node in gm.graph.nodes:
         value = getattr(gm, str(node.target)) if node.op == "get_attr" else None
+        _refuse_foreign(node)
         constant = "" if value is None else f"{value.dtype} {value.device} {[*value.shape]} {value.stride()}"
         parts = [node.op, _target(node), constant, text.of(node.args), text.of(node.kwargs)]
         lines.append(f"{node.name} = {' '.join(parts)}: {text.of(node.meta.get('val'))}")
     return "\n".join(lines)
+
+
+def _refuse_foreign(node: torch.fx.Node) -> None:
+    """Raises CannotLeave where a text says a call of an operator whose schema is not in the text of the graph."""
+    if node.target in ON_COPIES and (said := operator_in(str(node.args[2]))).namespace != "aten":
+        raise CannotLeave(f"{said} is an operator of this process")
 
 
 def _target(node: torch.fx.Node) -> str:

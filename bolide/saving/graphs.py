@@ -15,6 +15,7 @@ from bolide.saving.contents import CannotSave, Value
 from bolide.saving.values import Reader, Writer, packed_tensor, unpacked_tensor
 from bolide.tracing.called.branches import Branches, Repetition, Steps, Unwinding
 from bolide.tracing.graph import Graph, Handle, enter, graph_module, lookup
+from bolide.tracing.operations.writes import ON_COPIES, operator_in
 
 _NAMESPACES = ("aten", "bolide")
 """Of operators whose behaviour is known by the versions of PyTorch and of bolide."""
@@ -60,6 +61,8 @@ def _pack_node(
     if "val" in node.meta:
         meta["val"] = writer.value(node.meta["val"])
     given = _pack(args, places, writer), _pack(kwargs, places, writer)
+    if target in ON_COPIES and args:
+        _pack_target(op, operator_in(args[2]))  # which has to be known, too
     return [node.name, op, _pack_target(op, target), *given, meta]
 
 

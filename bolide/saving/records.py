@@ -72,8 +72,6 @@ def pack(
     """A record of an entry, and of its backward (b"" if it has none). `codes`: of the frames at the point where it
     begins. Raises Unsavable."""
     compiled = captured.program
-    if replay.generators:
-        raise Unsavable("its graph draws from a random generator of the program's")
     if not isinstance(compiled, Compiled) or captured.reliance is None:
         raise Unsavable("its backend keeps no graphs")
     if captured.calls is not None:
@@ -94,6 +92,7 @@ def pack(
             **{name: writer.value(getattr(replay, name)) for name in _REPLAY},
             "effects": [writer.effect(effect) for effect in replay.effects],
             "draws": [writer.recipe(draw) for draw in replay.draws],
+            "generators": [writer.recipe(generator) for generator in replay.generators],
             "program": writer.value(compiled.program),
             "compiled": _graph(compiled, constants, writer),
             "met": _met(writer, met),
@@ -307,6 +306,7 @@ def unpack(
         inputs=tuple([sources[source] for source in data["inputs"]]),
         effects=[reader.effect(row) for row in data["effects"]],
         draws=[reader.recipes[draw] for draw in data["draws"]],
+        generators=[reader.recipes[generator] for generator in data["generators"]],
         **{name: value(data[name]) for name in _REPLAY},
     )
     constants = {name: unpacked_tensor(row) for name, row in data["constants"].items()}

@@ -247,7 +247,9 @@ class CallRecorder(TorchFunctionMode):
         if isinstance(value, torch.Tensor):
             return self._constant(value)
         if isinstance(value, torch.Generator):
-            return None if generators.is_default(value) else self.graph.call_function(_getter(self.trace, value))
+            token = generators.known_token(self.trace, value)
+            operands = (self._value(token), str(value.device))
+            return None if token is None else self.graph.call_function(generators.generator_of, operands)
         if isinstance(value, torch.SymFloat):
             return self._float(scalars.of(value))
         if isinstance(value, Expr):
@@ -379,16 +381,6 @@ class CallRecorder(TorchFunctionMode):
                     self.graph.erase_node(node)
         self.graph.lint()
         return fx.GraphModule(self.constants, self.graph, "Captured")
-
-
-def _getter(trace: Trace, stand_in: torch.Generator) -> Callable[[], object]:
-    """What gives the generator, as a function with a name, which printed graphs need."""
-    slot = generators.slot_of(trace, stand_in)
-
-    def generator() -> object:
-        return slot.generator
-
-    return generator
 
 
 class _Refusal(Exception):

@@ -12,8 +12,10 @@ device that the numbers are for, so `torch.manual_seed` makes a run repeatable.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-import threading
+import sys
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -64,26 +66,28 @@ def normal(seed: int, counter: int, count: int) -> Floats:
     return numbers
 
 
-class GeneratorSlot(threading.local):
-    """Where a graph finds a generator of the user's: put there before it runs, in the thread that runs it."""
+class _Token(bytearray):
+    """The memory of a tensor by which a graph finds a generator: it holds that as long as the tensor is there."""
 
-    generator: torch.Generator | None = None
+    generator: torch.Generator
 
-    def put(self, generator: torch.Generator) -> None:
-        self.generator = generator
 
-    def manual_seed(self, seed: int) -> None:
-        self._held().manual_seed(seed)
+_tokens: weakref.WeakValueDictionary[int, _Token] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 
-    def get_state(self) -> torch.Tensor:
-        return self._held().get_state()
 
-    def set_state(self, state: torch.Tensor) -> None:
-        self._held().set_state(state)
+def token_of(generator: torch.Generator) -> torch.Tensor:
+    """The tensor that stands for a generator of the user's among the inputs of a graph: a number of its own."""
+    number = next(_numbers)
+    memory = _Token(number.to_bytes(8, sys.byteorder))
+    memory.generator = generator
+    _tokens[number] = memory
+    return torch.frombuffer(memory, dtype=torch.int64)
 
-    def _held(self) -> torch.Generator:
-        assert self.generator is not None
-        return self.generator
+
+def held_by(token: torch.Tensor | None) -> torch.Generator:
+    """The generator that a token stands for; torch's own for None."""
+    return torch.default_generator if token is None else _tokens[int(token.item())].generator
 
 
 _ATTENTIONS = frozenset(

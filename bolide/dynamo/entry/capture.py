@@ -440,7 +440,7 @@ class _Attempt:
             sizes=self.symbols.done(),
             calls=self.calls,
             examples=world.inputs.tensors if self.calls or state.exporting else (),
-            generators=tuple(world.drawn_from.values()),
+            generators=tuple(recipe for recipe in world.drawn_from.values() if not recipe.value.is_drawn),
             draws=tuple(world.draws),
             flags=tuple(world.journal.flags),
             shape=shape,

@@ -158,9 +158,9 @@ class _Builder:
         self.eager, self.forward = eager, forward
         self.wanted = [source for source in replay.inputs if not source.is_drawn]
         self.drawn = [(place, source) for place, source in enumerate(replay.inputs) if source.is_drawn]
-        self.generators = replay.generators
+        self.generators = replay.generators if replay.graph.raises else ()  # they are put back
         self.flags = [(Recipe("source", source), wanted) for source, wanted in replay.flags]
-        early = [recipe for _, recipe in self.generators] + [recipe for recipe, _ in self.flags]
+        early = [*self.generators, *(recipe for recipe, _ in self.flags)]
         early += [recipe for draw in replay.draws for recipe in _sources(draw)]
         self.order = [*((recipe, True) for recipe in early), *_recipes(replay)]
         self.uses = Counter(recipe for recipe, first in self.order if not first)
@@ -186,10 +186,6 @@ class _Builder:
                 self.wanted.append(source)
                 popped.append(f"{self.names[recipe]} = {found}.pop()")
         yield from reversed(popped)
-        for slot, recipe in self.generators:
-            if recipe not in self.names:  # one that the program makes
-                self.names[recipe] = yield from self.now(recipe, "s")
-            yield f"{self.namespace.reference(slot.put, 'put')}({self.names[recipe]})"
         put_back = yield from self.draw(found)
         for recipe, wanted in self.flags:
             yield f"{self.names[recipe]}.requires_grad_({wanted})"
@@ -237,7 +233,7 @@ class _Builder:
             yield from statements
             return
         if facts.raises:
-            for recipe in dict.fromkeys(recipe for _, recipe in self.generators):
+            for recipe in dict.fromkeys(self.generators):
                 state = fresh("state")
                 yield f"{state} = {self.names[recipe]}.get_state()"
                 put_back.append(f"{self.names[recipe]}.set_state({state})")
@@ -260,7 +256,8 @@ class _Builder:
     def draw(self, found: str) -> Generator[str, None, list[str]]:
         """The statements that draw random numbers and put them among the graph's inputs; answers those that undo it."""
         statements: list[str] = []
-        owners = list(dict.fromkeys(self.value(draw.args[0], statements) for draw in self.replay.draws))
+        draws = [draw for draw in self.replay.draws if draw.value is not torch.Generator]  # which makes a new one
+        owners = list(dict.fromkeys(self.value(draw.args[0], statements) for draw in draws))
         yield from statements
         put_back, names = [], []
         if self.graph.raises:

@@ -272,7 +272,7 @@ class Replay:
     graph: GraphFacts
     result: Recipe
     effects: Sequence[Effect] = ()
-    generators: Sequence[Taken] = ()
+    generators: Sequence[Recipe] = ()
     draws: Sequence[Recipe] = ()
     flags: Sequence[tuple[Source, bool]] = ()
     shape: object = None
@@ -296,8 +296,8 @@ class Captured:
     ending: Break | None = None
     release: Callable[[], None] = lambda: None  # to be called when the backend is done: lets go of the call's objects
     calls: Any = None  # the `tracing.calls.CallRecorder`, where a graph of torch's functions is wanted
-    generators: Sequence[Taken] = ()  # what takes a generator before the graph runs, and how it is found
-    draws: Sequence[Recipe] = ()  # calls of random generators, made in this order before the graph runs
+    generators: Sequence[Recipe] = ()  # those from outside that it may draw from
+    draws: Sequence[Recipe] = ()  # made before the graph runs, in this order: random numbers, generators
     flags: Sequence[tuple[Source, bool]] = ()  # tensors whose `requires_grad` is changed before the graph runs
     examples: Sequence[torch.Tensor] = ()  # the real tensors of this call, in the order of `inputs`
     program: object = None  # the `functorch.runtime.program.Compiled` that a backend has made of the trace, if it has

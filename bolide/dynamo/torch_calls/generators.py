@@ -3,8 +3,6 @@ for their states and set these. Those that the program makes are made before the
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from bolide.dynamo.world.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
 from bolide.tracing import TracedTensor
 from bolide.tracing.operations import generators
+from bolide.tracing.rng import token_of
 
 _REMEDY = "do this outside the compiled function"
 
@@ -36,20 +35,21 @@ def _wrap(world: World, real: torch.Generator, source: Source) -> torch.Generato
     if generators.is_default(real):
         world.guards.add(source, "is", real)
         return world.identities.mirror(real, source)  # type: ignore[no-any-return]
+    world.guards.add(source, "type", type(real))
     world.guards.add(attribute_source(source, "device"), "equals", real.device)
-    return world.identities.mirror(_stand_in(world, real.device, Recipe("source", source)), source)  # type: ignore[no-any-return]
+    return world.identities.mirror(_stand_in(world, real, source), source)  # type: ignore[no-any-return]
 
 
-def _stand_in(world: World, device: torch.device, recipe: Recipe) -> torch.Generator:
-    stand_in, slot = generators.stand_in(world.trace, device)
-    world.drawn_from[id(stand_in)] = slot, recipe
+def _stand_in(world: World, real: torch.Generator, source: Source) -> torch.Generator:
+    stand_in = generators.stand_in(world.trace, real.device, lambda: world.inputs.make(source, token_of, real))
+    world.drawn_from[id(stand_in)] = Recipe("source", source)
     return stand_in
 
 
 def _recipe(rebuilder: Rebuilder, generator: torch.Generator) -> Recipe:
     if generators.is_default(generator):
         return Recipe("constant", generator)
-    return rebuilder.world.drawn_from[id(generator)][1]  # type: ignore[no-any-return]
+    return rebuilder.world.drawn_from[id(generator)]
 
 
 WRAPPERS[torch.Generator] = _wrap
@@ -58,8 +58,10 @@ RECIPES[torch.Generator] = _recipe
 
 @intercept(torch.Generator)
 def _make(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    device = torch.Generator(*args, **kwargs).device
-    return _stand_in(vm.world, device, Recipe("call", torch.Generator, (Recipe("constant", device),)))
+    real = torch.Generator(*args, **kwargs)
+    source = Source("drawn", None, len(vm.world.draws))
+    vm.world.draws.append(Recipe("call", torch.Generator, (Recipe("constant", real.device),)))
+    return _stand_in(vm.world, real, source)
 
 
 # ---- seeds and states ------------------------------------------------------------------------------------------------
@@ -70,13 +72,15 @@ _SEEDS: Slot[dict[int, int | None]] = Slot(dict, undone=True)
 state."""
 
 
-def _holder(vm: Machine, generator: torch.Generator) -> Any:
-    """What has the methods of a generator when the graph runs."""
-    return generator if generators.is_default(generator) else generators.slot_of(vm.trace, generator)
-
-
 @answers(torch.Generator.manual_seed)
-def _manual_seed(vm: Machine, generator: Any, seed: object, function: Callable[[Any], Any] | None = None) -> object:
+def _manual_seed(vm: Machine, generator: Any, seed: object) -> object:
+    _note_seed(vm, generator, seed)
+    operands = seed, generators.known_token(vm.trace, generator)
+    recorded_as(vm, generators.seed_generator, [*operands], lambda: generators.record_seed(vm.trace, *operands))
+    return generator
+
+
+def _note_seed(vm: Machine, generator: Any, seed: object) -> None:
     if type(seed) is torch.SymInt:
         _SEEDS.of(vm)[generator._cdata] = None
     elif type(seed) is int and -(2**63) <= seed < 2**64:
@@ -84,23 +88,20 @@ def _manual_seed(vm: Machine, generator: Any, seed: object, function: Callable[[
     else:
         what = "data" if type(seed) is TracedTensor else f"a {type(seed).__name__} that is no number of 64 bits"
         raise _refused(vm, "manual_seed", f"a generator is seeded with {what}")
-    function = function or _holder(vm, generator).manual_seed
-    record = functools.partial(generators.record_seed, vm.trace, function, seed)
-    recorded_as(vm, generators.seeding(function), [seed], record)
-    return generator
 
 
 @answers(torch.manual_seed)
 def _manual_seed_of_default(vm: Machine, seed: Any) -> object:
     given = int(seed) if type(seed) in (float, bool) else seed
-    return _manual_seed(vm, torch.default_generator, given, torch.manual_seed)
+    _note_seed(vm, torch.default_generator, given)
+    recorded_as(vm, generators.seed_all, [given], lambda: generators.record_seed(vm.trace, given))
+    return torch.default_generator
 
 
 @answers(torch.Generator.get_state)
 def _get_state(vm: Machine, generator: torch.Generator) -> object:
-    function = _holder(vm, generator).get_state
-    record = functools.partial(generators.record_state, vm.trace, function)
-    return recorded_as(vm, generators.asking(function), [], record)
+    token = generators.known_token(vm.trace, generator)
+    return recorded_as(vm, generators.state_of_generator, [token], lambda: generators.record_state(vm.trace, token))
 
 
 @answers(torch.Generator.set_state)
@@ -109,9 +110,8 @@ def _set_state(vm: Machine, generator: Any, new_state: torch.Tensor) -> object:
     if not known or new_state.shape != (generators.STATE_SIZE,):
         raise _refused(vm, "set_state", "what a generator is given is no state of one")
     _SEEDS.of(vm)[generator._cdata] = None
-    function = _holder(vm, generator).set_state
-    record = functools.partial(generators.record_new_state, vm.trace, function, new_state)
-    recorded_as(vm, generators.restoring(function), [new_state], record)
+    operands = new_state, generators.known_token(vm.trace, generator)
+    recorded_as(vm, generators.restore_generator, [*operands], lambda: generators.record_new_state(vm.trace, *operands))
     return generator
 
 

@@ -76,7 +76,7 @@ class World:
         self.lifetimes = Lifetimes(self)
         self._parts: tuple[object, ...] = (self.guards, self.identities, self.journal, self.classes, self.functions)
         self._parts += (self.inputs, self.numbers, self.aliases, self.namespaces, self.containers, self.lifetimes)
-        self.drawn_from: dict[int, tuple[Any, Recipe]] = {}  # by id of a stand-in: where the graph finds the generator
+        self.drawn_from: dict[int, Recipe] = {}  # by id of a stand-in: where the generator is found
         self.draws: list[Recipe] = []  # calls of random generators that are made before the graph runs
         self.inside = 0  # how many parts of the trace are being recorded inside of it
         trace.assume = self.numbers.assume

@@ -85,7 +85,7 @@ class _Whole:
 
     def _check_arguments(self) -> None:
         tracing = self.tracing
-        if len(tracing.leaves) > tracing.arguments or tracing.generators:
+        if len(tracing.leaves) > tracing.arguments or tracing.trace.generators:
             raise Unsupported("a graph reads a generator, or a tensor that requires grad, of outside", kind="input")
         if tracing.flags or tracing.moves_arguments():
             raise RuntimeError(

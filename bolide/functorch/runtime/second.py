@@ -31,7 +31,7 @@ from bolide.functorch.partitioners import Joint
 from bolide.functorch.runtime.transformed import Tangents, outside
 from bolide.support.errors import CompileError, Unsupported
 from bolide.support.garbage import collector_paused
-from bolide.tracing import Trace, TracedTensor
+from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.called.branches import call_again, separated
 from bolide.tracing.called.derivatives import check_phases
 from bolide.tracing.graph import closure
@@ -112,10 +112,16 @@ def _names(node: fx.Node) -> Iterator[str]:
 
 
 def _is_drawn(node: fx.Node) -> bool:
-    """Whether a node is drawn, from numbers alone: the seed, permutations, …"""
+    """Whether a node is drawn, from numbers alone, also those by which generators are known: the seed, permutations,
+    …"""
     if node.op != "call_function" or not traits_of(maker(node).target).seeded or not is_tensor(node):
         return False
-    return all(operand.target is aten.full.default for operand in maker(node).all_input_nodes)
+    return all(operand.target is aten.full.default or _is_whole(operand) for operand in maker(node).all_input_nodes)
+
+
+def _is_whole(node: fx.Node) -> bool:
+    value = node.meta["val"]
+    return not isinstance(value, TensorMeta) or not (value.dtype.is_floating_point or value.dtype.is_complex)
 
 
 def _updates_statistics(target: object, args: Sequence[object]) -> bool:

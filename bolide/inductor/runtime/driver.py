@@ -428,7 +428,7 @@ def _call(driver: _Driver, step: Call) -> None:
     driver.lines.append(call)
     driver.words.update(bound_words(step))
     once = f"if {driver.own('doubt')}: " if _is_checked_once(driver, step) else ""
-    asked = asked_for(op, step.arguments, driver.binding.objects)
+    asked = asked_for(op, step.arguments)
     for place, result in enumerate(() if asked in SPARSE else results):
         if isinstance(result, TensorResult) and driver.words.issuperset(result.type.words()):
             kind = result.type

@@ -7,33 +7,18 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from bolide.inductor.plan import (
-    Alloc,
-    Block,
-    Branch,
-    Call,
-    Foreign,
-    Plan,
-    Ref,
-    Repeat,
-    Reuse,
-    Value,
-    View,
-    defined_names,
-)
+from bolide.inductor.plan import Alloc, Block, Branch, Call, Plan, Ref, Repeat, Reuse, Value, View, defined_names
 from bolide.inductor.plan.schemas import overload_of
 from bolide.support.errors import BolideWarning, Refuted, WrongResult
 from bolide.tracing.called.branches import OVER_GRAPHS
-from bolide.tracing.graph import lookup
 from bolide.tracing.numbers.sizes import SIZED
 from bolide.tracing.operations.kinds import SPARSE
-from bolide.tracing.operations.writes import drawn, functional
+from bolide.tracing.operations.writes import ON_COPIES, operator_in
 from bolide.tracing.rng import DRAWS
 
 _TORCHS = frozenset({"aten", "prims", "mkldnn"})
@@ -82,15 +67,9 @@ def tied_views(block: Plan | Block) -> frozenset[str]:
     )
 
 
-def asked_for(
-    op: torch._ops.OpOverload, arguments: tuple[Value, ...], objects: Sequence[object]
-) -> torch._ops.OpOverload:
+def asked_for(op: torch._ops.OpOverload, arguments: tuple[Value, ...]) -> torch._ops.OpOverload:
     """The operation that the program calls: `bolide::functional` stands for others."""
-    if op not in (functional, drawn):
-        return op
-    table = arguments[2]
-    assert isinstance(table, Foreign)
-    return lookup(objects[table.index]).func  # type: ignore[no-any-return, call-overload, arg-type, unused-ignore]
+    return operator_in(str(arguments[2])) if op in ON_COPIES else op
 
 
 @dataclass(slots=True)

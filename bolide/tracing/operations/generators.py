@@ -1,9 +1,10 @@
-"""Random generators. While recording, one of the user's is known by a stand-in, a generator that nobody draws from; in
-the graph an operation that draws from it is ``bolide::drawn``, which finds the real one in a `GeneratorSlot`. Seeds and
-states are asked and set by operations of their own, in their places among the draws."""
+"""Random generators. While recording, one of the user's is known by a stand-in, a generator that nobody draws from. In
+the graph it is a token (`rng.token_of`), an input by which operations find the real one: ``bolide::drawn``, which draws
+from it, and those that ask for seeds and states and set them, in their places among the draws."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,19 +14,20 @@ from torch._ops import OpOverload
 
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Size
-from bolide.tracing.graph import enter, lookup, operator
+from bolide.tracing.graph import operator
 from bolide.tracing.meta import TensorMeta
-from bolide.tracing.operations.writes import call_on_copies, drawn
+from bolide.tracing.operations.writes import call_on_copies
 from bolide.tracing.recording.recorder import Recorder
-from bolide.tracing.rng import GeneratorSlot
+from bolide.tracing.rng import held_by
 from bolide.tracing.rules.registry import rule
+from bolide.tracing.tensor import TracedTensor
 
 
-def stand_in(trace: Recorder, device: torch.device) -> tuple[torch.Generator, GeneratorSlot]:
-    """A stand-in for a generator of the user's, and where the graph will find the real one."""
-    entry = torch.Generator(device), GeneratorSlot()
-    trace.generators[entry[0]._cdata] = entry  # type: ignore[attr-defined]
-    return entry
+def stand_in(trace: Recorder, device: torch.device, token: Callable[[], TracedTensor]) -> torch.Generator:
+    """A stand-in for a generator of the user's, whose token is asked for when it is first needed."""
+    made = torch.Generator(device)
+    trace.generators[made._cdata] = made, functools.cache(token)  # type: ignore[attr-defined]
+    return made
 
 
 def find(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator | None:
@@ -45,21 +47,31 @@ def draw(
     trace: Recorder, generator: torch.Generator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Record an operation that draws from `generator`."""
-    replacement = None if is_default(generator) else slot_of(trace, generator)
-    args = tuple(replacement if arg is generator else arg for arg in args)
-    kwargs = {name: replacement if arg is generator else arg for name, arg in kwargs.items()}
-    if replacement is None:
-        return trace.dispatch(func, args, kwargs)
-    return call_on_copies(trace, func, args, kwargs, drawn)
+    token = known_token(trace, generator)
+    args = tuple(token if arg is generator else arg for arg in args)
+    kwargs = {name: token if arg is generator else arg for name, arg in kwargs.items()}
+    return trace.dispatch(func, args, kwargs) if token is None else call_on_copies(trace, func, args, kwargs, token)
 
 
-def slot_of(trace: Recorder, generator: torch.Generator) -> GeneratorSlot:
-    """The slot of the generator that a stand-in stands for. Raises Unsupported for any other generator."""
+def known_token(trace: Recorder, generator: torch.Generator) -> Tensor | None:
+    """The token of the generator that a stand-in stands for; None for torch's own. Raises Unsupported for any other."""
+    if is_default(generator):
+        return None
     known = trace.generators.get(generator._cdata)  # type: ignore[attr-defined]
     if known is None:
         reason = "a random number generator that is not known"
         raise Unsupported(reason, trace.where, "make it outside the compiled function", kind="generator_state")
-    return known[1]
+    token: Tensor = trace.adopt(known[1]())
+    return token
+
+
+def generator_of(token: Tensor, device: str) -> torch.Generator:
+    """The generator behind a token, which stands in graphs of calls: a stand-in where these are recorded again."""
+    if not isinstance(token, TracedTensor):
+        return held_by(token)
+    trace: Any = token._trace
+    known = (made for made, of in trace.generators.values() if of() is token)
+    return next(known, None) or stand_in(trace, torch.device(device), lambda: token)
 
 
 # ---- states ----------------------------------------------------------------------------------------------------------
@@ -68,34 +80,25 @@ STATE_SIZE = torch.Generator().get_state().numel()
 _SEEDS = 1 << 64
 
 
-def seeding(seed: Callable[[int], object]) -> Callable[[Size], None]:
-    """`seed`, which seeds a generator, as a function that stands in graphs of calls."""
-    table = enter(seed)
-
-    def manual_seed(value: Size) -> None:
-        set_seed(_signed(value), table)
-
-    return manual_seed
+def seed_generator(seed: Size, token: Tensor | None) -> None:
+    """Seed a generator, by an operation of the graph. `seed`: a number of 64 bits, with a sign or without, or a
+    symbolic one."""
+    set_seed(_signed(seed), token)
 
 
-def asking(ask: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """The same for `ask`, which asks a generator for its state."""
-    table = enter(ask)
-
-    def state_of_generator() -> Tensor:
-        return get_state(table)  # type: ignore[no-any-return]
-
-    return state_of_generator
+def seed_all(seed: Size) -> None:
+    """As `torch.manual_seed`: torch's own of every device."""
+    set_seeds(_signed(seed))
 
 
-def restoring(put: Callable[[Tensor], object]) -> Callable[[Tensor], None]:
-    """The same for `put`, which gives a generator a state."""
-    table = enter(put)
+def state_of_generator(token: Tensor | None) -> Tensor:
+    """A generator's state, by an operation of the graph."""
+    return get_state(token)  # type: ignore[no-any-return]
 
-    def restore_generator(state: Tensor) -> None:
-        set_state(state, table)
 
-    return restore_generator
+def restore_generator(state: Tensor, token: Tensor | None) -> None:
+    """Give a generator a state, by an operation of the graph."""
+    set_state(state, token)
 
 
 def _signed(seed: Size) -> Size:
@@ -103,44 +106,56 @@ def _signed(seed: Size) -> Size:
     return seed - _SEEDS if type(seed) is int and seed >= _SEEDS // 2 else seed
 
 
-def record_seed(trace: Recorder, seed: Callable[[int], object], value: Size) -> None:
-    """Record that a generator is seeded. `value`: a number of 64 bits, with a sign or without, or a symbolic one."""
-    _state_changes(trace, set_seed, trace.unwrap(_signed(value)), enter(seed))
+def record_seed(trace: Recorder, seed: Any, *token: Tensor | None) -> None:
+    """Record that a generator is seeded, or without `token` all of torch's own. `seed`: as of `seed_generator`."""
+    _state_changes(trace, set_seed if token else set_seeds, _signed(seed), *token)
 
 
-def record_state(trace: Recorder, ask: Callable[[], Tensor]) -> Any:
+def record_state(trace: Recorder, token: Tensor | None) -> Any:
     """Record that a generator is asked for its state."""
-    return trace.wrap(_state_changes(trace, get_state, enter(ask)))
+    return trace.wrap(_state_changes(trace, get_state, token))
 
 
-def record_new_state(trace: Recorder, put: Callable[[Tensor], object], state: Tensor) -> None:
+def record_new_state(trace: Recorder, state: Tensor, token: Tensor | None) -> None:
     """Record that a generator gets a state."""
-    _state_changes(trace, set_state, trace.unwrap(state), enter(put))
+    _state_changes(trace, set_state, state, token)
 
 
 def _state_changes(trace: Recorder, func: OpOverload, *args: object) -> Any:
     """What is drawn later must depend on the state of now, what was drawn earlier must not."""
     trace.forget_seed()
-    return trace.call(func, *args)
-
-
-def _tell(value: object, table: int) -> None:
-    lookup(table)(value)
+    return trace.call(func, *map(trace.unwrap, args))
 
 
 _SEEDED = torch.Tag.nondeterministic_seeded
-set_seed = operator("set_seed(SymInt seed, int table) -> ()", _tell, _SEEDED)
-set_state = operator("set_state(Tensor state, int table) -> ()", _tell, _SEEDED)
-get_state = operator("get_state(int table) -> Tensor", lambda table: lookup(table)(), _SEEDED)
-STATES = frozenset({set_seed, get_state, set_state})
+_TOKEN = "Tensor? token"
+
+
+def _seed(seed: int, token: Tensor | None) -> None:
+    held_by(token).manual_seed(seed)
+
+
+def _seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+
+
+def _put_state(state: Tensor, token: Tensor | None) -> None:
+    held_by(token).set_state(state)
+
+
+set_seed = operator(f"set_seed(SymInt seed, {_TOKEN}) -> ()", _seed, _SEEDED)
+set_seeds = operator("set_seeds(SymInt seed) -> ()", _seed_all, _SEEDED)
+set_state = operator(f"set_state(Tensor state, {_TOKEN}) -> ()", _put_state, _SEEDED)
+get_state = operator(f"get_state({_TOKEN}) -> Tensor", lambda token: held_by(token).get_state(), _SEEDED)
+STATES = frozenset({set_seed, set_seeds, get_state, set_state})
 """The operations on generators' states."""
 
 
-@rule("bolide::set_seed", "bolide::set_state")
-def _no_result(value: object, table: int) -> None:
+@rule("bolide::set_seed", "bolide::set_seeds", "bolide::set_state")
+def _no_result(*args: object) -> None:
     return None
 
 
 @rule("bolide::get_state")
-def _state_meta(table: int) -> TensorMeta:
+def _state_meta(token: object) -> TensorMeta:
     return TensorMeta((STATE_SIZE,), (1,), 0, torch.uint8, torch.device("cpu"))

@@ -3,9 +3,11 @@ In the graph these are ``bolide::functional``, which lets them write to copies a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+import json
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.fx
@@ -14,15 +16,15 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported, UserFrame
-from bolide.tracing.graph import enter, lookup, mapped, operator
+from bolide.tracing.graph import mapped, operator
 from bolide.tracing.meta import TensorMeta, found_in, meta_of
 from bolide.tracing.operations.registry import handler
 from bolide.tracing.recording.recorder import Recorder
-from bolide.tracing.rng import GeneratorSlot
-from bolide.tracing.rules import infer, kernels
+from bolide.tracing.rng import held_by
+from bolide.tracing.rules import kernels
 from bolide.tracing.rules.common import crosses, laid_out_like, repeats
 from bolide.tracing.rules.kernels import Placed
-from bolide.tracing.rules.registry import rule
+from bolide.tracing.rules.registry import metas_of, rule
 from bolide.tracing.tensor import TracedTensor
 
 
@@ -87,59 +89,116 @@ def refuse_types(
 # ---- on copies -------------------------------------------------------------------------------------------------------
 
 
+T = TypeVar("T", Tensor, TensorMeta)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an argument of a call is among those of its node; its `kind` is "tensor", "number", or "generator", which
+    is a token there."""
+
+    kind: str
+    index: int
+
+
 @dataclass(frozen=True)
 class Writing:
-    """One call: the operation, its arguments in flat form (a tensor or a symbolic number is None there: they are
-    arguments of the node), the places of the tensors and of the numbers, which of the tensors are written (as positions
-    among them), and the metas of all results: the operation's own `returned` ones that are no argument, then the
-    copies."""
+    """One call, as its text says it: the operation, its arguments, with a `_Place` for what are arguments of the node,
+    which of the tensors are written, and whether it returns anything but those."""
 
     func: OpOverload
-    leaves: list[Any]
-    spec: pytree.TreeSpec
-    places: list[int]
-    numbers: list[int]
+    args: list[object]
+    kwargs: dict[str, object]
     written: list[int]
-    returned: int
-    metas: list[TensorMeta]
+    returns: bool
 
 
 def call_on_copies(
-    trace: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], op: OpOverload | None = None
+    trace: Recorder,
+    func: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    token: Tensor | None = None,
 ) -> Any:
-    """Records a call of `func` as one of `op` (`functional`, or `drawn`); the result is as the operation's. Raises
-    Unsupported where it returns what it was given, unless that is the tensor it writes."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    tensors = [leaves[place] for place in places]
-    targets = {id(leaf) for leaf in pytree.tree_leaves(_written(func, args, kwargs)) if isinstance(leaf, Tensor)}
-    written = [position for position, tensor in enumerate(tensors) if id(tensor) in targets]
+    """Records a call of `func` as one of `functional`, or of `drawn` where `token`, which stands for a generator, is
+    among its arguments; the result is as the operation's. Raises Unsupported where it returns what it was given, unless
+    that is the tensor it writes."""
+    tensors: list[Tensor] = []
+    numbers: list[torch.SymInt] = []
+
+    def placed(arg: object) -> object:
+        if isinstance(arg, Tensor):
+            tensors.append(arg)
+            return {"generator" if arg is token else "tensor": len(tensors) - 1}
+        if type(arg) is torch.SymInt:
+            numbers.append(arg)
+            return {"number": len(numbers) - 1}
+        return _said(trace, func, trace.unwrap(arg))
+
+    name = func._schema.name, func._schema.overload_name
+    text = json.dumps([*name, mapped(args, placed), [*mapped(kwargs, placed).items()]])
+    call = _read(text)
+    aliases = any(value.alias_info is not None for value in func._schema.returns)
+    if aliases and (token is None or len(func._schema.returns) > 1 or not call.written):
+        raise Unsupported(f"{func} returns an argument that it writes", trace.where, kind="operator")
     nodes = [trace.unwrap(tensor) for tensor in tensors]
-    numbers = [place for place, leaf in enumerate(leaves) if type(leaf) is torch.SymInt]
-    plain = [None if isinstance(leaf, (Tensor, torch.SymInt)) else trace.unwrap(leaf) for leaf in leaves]
-    metas: list[TensorMeta] = []
-    returns, itself = func._schema.returns, None
-    if op is drawn and len(returns) == 1 and returns[0].alias_info is not None and written:
-        returns, itself = [], tensors[written[0]]
-    if returns:
-        if any(value.alias_info is not None for value in returns):
-            raise Unsupported(f"{func} returns an argument that it writes", trace.where, kind="operator")
-        full = [None if isinstance(leaf, GeneratorSlot) else leaf for leaf in plain]  # no generator for the shapes
-        for place, known in (*zip(places, nodes), *[(place, leaves[place]) for place in numbers]):
-            full[place] = known
-        node_args, node_kwargs = pytree.tree_unflatten(full, spec)
-        own = infer(func, node_args, node_kwargs, trace.shapes if trace.shapes.hints else None)
-        metas = [own] if isinstance(own, TensorMeta) else list(own)
-    returned = len(metas)
-    metas += [laid_out_like(nodes[position].meta["val"]) for position in written]
-    table = enter(Writing(func, plain, spec, places, numbers, written, returned, metas))
-    results = trace.call(op or functional, nodes, [trace.unwrap(leaves[place]) for place in numbers], table)
-    for position, node in zip(written, results[returned:]):
+    op = functional if token is None else drawn
+    results = trace.call(op, nodes, [trace.unwrap(number) for number in numbers], text)
+    returned = len(results) - len(call.written)
+    for position, node in zip(call.written, results[returned:]):
         trace.write(trace.own(tensors[position]), node)
-    if itself is not None:
-        return itself
+    if aliases:
+        return tensors[call.written[0]]
     answers = [trace.wrap(node) for node in results[:returned]]
     return None if not answers else answers[0] if len(func._schema.returns) == 1 else tuple(answers)
+
+
+_TYPES = (torch.dtype, torch.layout, torch.memory_format)
+_NAMED = {str(value): value for value in vars(torch).values() if isinstance(value, _TYPES)}
+
+
+def _said(trace: Recorder, func: OpOverload, value: object) -> object:
+    """A plain argument as data of JSON."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    if isinstance(value, _TYPES):
+        return {"torch": str(value)}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    raise Unsupported(f"{func}, which writes, is given a {type(value).__name__}", trace.where, kind="operator")
+
+
+@functools.lru_cache(4096)
+def _read(text: str) -> Writing:
+    """The call that a text says."""
+    name, overload, args, named = json.loads(text, object_hook=_heard)
+    kwargs = dict(named)
+    namespace, _, packet = name.partition("::")
+    func: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    places = pytree.tree_leaves(_written(func, args, kwargs))
+    written = sorted({place.index for place in places if type(place) is _Place})
+    returns = all(value.alias_info is None for value in func._schema.returns)
+    return Writing(func, args, kwargs, written, returns)
+
+
+def _heard(said: dict[str, Any]) -> Any:
+    """A place, or what `_said` was given."""
+    ((kind, value),) = said.items()
+    match kind:
+        case "complex":
+            return complex(*value)
+        case "torch":
+            return _NAMED[value]
+        case "device":
+            return torch.device(value)
+    return _Place(kind, value)
+
+
+def operator_in(call: str) -> OpOverload:
+    """The operation that a call of `functional` or `drawn` stands for."""
+    return _read(call).func
 
 
 @handler("_fused_moving_avg_obs_fq_helper")
@@ -163,26 +222,45 @@ def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     ]
 
 
-def _functional(tensors: Sequence[Tensor], numbers: Sequence[int], table: int) -> list[Tensor]:
-    call: Writing = lookup(table)
+def _filled(
+    call: Writing, tensors: Sequence[T], numbers: Sequence[object], generator: Callable[[T], object]
+) -> tuple[list[object], dict[str, object]]:
+    """The arguments of a call, by position and by name. `generator` gives that of a token."""
+
+    def at(arg: object) -> object:
+        if type(arg) is not _Place:
+            return arg
+        if arg.kind == "number":
+            return numbers[arg.index]
+        return generator(tensors[arg.index]) if arg.kind == "generator" else tensors[arg.index]
+
+    return mapped(call.args, at), mapped(call.kwargs, at)
+
+
+def _functional(tensors: Sequence[Tensor], numbers: Sequence[int], call: str) -> list[Tensor]:
+    said = _read(call)
     own = list(tensors)
-    for position in call.written:
+    for position in said.written:
         own[position] = own[position].clone()
-    leaves = [leaf.generator if isinstance(leaf, GeneratorSlot) else leaf for leaf in call.leaves]
-    for place, value in (*zip(call.places, own), *zip(call.numbers, numbers)):
-        leaves[place] = value
-    args, kwargs = pytree.tree_unflatten(leaves, call.spec)
-    result = call.func(*args, **kwargs)
-    returned = [] if result is None else [result] if isinstance(result, Tensor) else list(result)
-    return [*returned[: call.returned], *[own[position] for position in call.written]]
+    args, kwargs = _filled(said, own, numbers, held_by)
+    result = said.func(*args, **kwargs)
+    returned = [] if result is None or not said.returns else [result] if isinstance(result, Tensor) else list(result)
+    return [*returned, *[own[position] for position in said.written]]
 
 
-_CALL = "(Tensor[] tensors, SymInt[] numbers, int table) -> Tensor[]"
+_CALL = "(Tensor[] tensors, SymInt[] numbers, str call) -> Tensor[]"
 functional = operator(f"functional{_CALL}", _functional)
 drawn = operator(f"drawn{_CALL}", _functional, torch.Tag.nondeterministic_seeded)
 """As `functional`, of an operation that draws from a generator of the user's (see `generators`)."""
+ON_COPIES = frozenset({functional, drawn})
 
 
 @rule("bolide::functional", "bolide::drawn")
-def _metas(tensors: list[TensorMeta], numbers: list[object], table: int) -> list[TensorMeta]:
-    return list(lookup(table).metas)
+def _metas(tensors: list[TensorMeta], numbers: list[object], call: str) -> list[TensorMeta]:
+    said = _read(call)
+    metas: list[TensorMeta] = []
+    if said.returns and said.func._schema.returns:
+        args, kwargs = _filled(said, tensors, numbers, lambda token: None)  # no generator for the shapes
+        own = metas_of(said.func, args, kwargs)
+        metas = [own] if isinstance(own, TensorMeta) else list(own)
+    return [*metas, *[laid_out_like(tensors[position]) for position in said.written]]

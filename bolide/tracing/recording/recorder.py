@@ -68,7 +68,7 @@ class Recorder(abc.ABC):
     - `inputs`, `leaves`: the inputs; gradients are taken with respect to `leaves` (see `input`)
     - `renewed`: inputs that have been given another storage; `graded`: tensors that have been given a gradient
     - `constants`: real tensors by the names of their nodes; `sizes`: the symbols
-    - `generators`: the stand-ins of the user's random generators, by the address in C++
+    - `generators`: the stand-ins of the user's random generators, by the address in C++, and what gives their tokens
 
     What it is told of the program:
 
@@ -98,7 +98,7 @@ class Recorder(abc.ABC):
         self.renewed: list[TracedTensor] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.sizes: list[torch.SymInt] = []
-        self.generators: dict[int, tuple[torch.Generator, rng.GeneratorSlot]] = {}
+        self.generators: dict[int, tuple[torch.Generator, Callable[[], TracedTensor]]] = {}
         self.where: UserFrame | None = None
         self.shapes = ShapeEnv(lambda: self.where)
         self._listener = Listener()

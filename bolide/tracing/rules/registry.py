@@ -69,19 +69,28 @@ def infer(func: Any, args: Any, kwargs: Any, shapes: ShapeEnv | None = None) -> 
         known = memo.get(key, memo)
     except TypeError:  # an argument without a hash
         return (
-            _infer(func, operands, options) if shapes is None else _quietly(shapes, _infer, (func, operands, options))
+            metas_of(func, operands, options)
+            if shapes is None
+            else _quietly(shapes, metas_of, (func, operands, options))
         )
     if known is memo or not answers.remember:
         if len(memo) >= _MEMO_LIMIT:
             memo.clear()
         known = memo[key] = (
-            _infer(func, operands, options) if shapes is None else _quietly(shapes, _infer, (func, operands, options))
+            metas_of(func, operands, options)
+            if shapes is None
+            else _quietly(shapes, metas_of, (func, operands, options))
         )
-    elif answers.crosscheck and shapes is None and _infer(func, operands, options) != known:
+    elif answers.crosscheck and shapes is None and metas_of(func, operands, options) != known:
         raise AssertionError(
             f"the remembered answer of {func} for {operands} is {known}, asked again it is another one"
         )
     return known
+
+
+def _told(func: Any, operands: list[Any], options: dict[str, Any], shapes: ShapeEnv | None) -> Any:
+    asked = func, operands, options
+    return metas_of(*asked) if shapes is None else _quietly(shapes, metas_of, asked)
 
 
 def _quietly(shapes: ShapeEnv, function: Callable[..., Any], args: Any) -> Any:
@@ -112,10 +121,11 @@ def remembered(shapes: ShapeEnv, function: Callable[..., Any], *args: Any) -> An
 def infer_from(func: Any, first: TensorMeta, args: Any, kwargs: Any, shapes: ShapeEnv) -> Any:
     """As `infer`, for a first argument of which the meta is known."""
     options = {name: _known(arg) for name, arg in kwargs.items()}
-    return _quietly(shapes, _infer, (func, [first, *map(_known, args)], options))
+    return _quietly(shapes, metas_of, (func, [first, *map(_known, args)], options))
 
 
-def _infer(func: Any, operands: list[Any], options: dict[str, Any]) -> Any:
+def metas_of(func: Any, operands: list[Any], options: dict[str, Any]) -> Any:
+    """As `infer`, of metas and plain values; nothing is remembered."""
     shape_rule = RULES.get(func.name())
     told = by_torch(func, operands, options) if shape_rule is None else shape_rule(*operands, **options)
     refused = kernels.refusal(func, operands, options, shape_rule is not None)

@@ -124,6 +124,8 @@ def same(wanted: Any, found: Any) -> None:
         if isinstance(a, torch.Tensor):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
             assert a.stride() == b.stride() and a.requires_grad == b.requires_grad
+        elif isinstance(a, torch.Generator):
+            assert torch.equal(a.get_state(), b.get_state())
         else:
             assert a == b, (a, b)
 
@@ -213,6 +215,59 @@ def with_dropout() -> None:
     assert set((first / x).round(decimals=4).tolist()) == {0.0, 2.0}
 
 
+def noisy(x: torch.Tensor, generator: torch.Generator) -> tuple[Any, ...]:
+    """Draws from a generator, seeds it, and makes another one."""
+    own = torch.Generator().manual_seed(7)
+    noise = torch.randn(x.shape, generator=generator) + torch.normal(x.detach(), 2.0, generator=own)
+    state = generator.get_state()
+    dropped = torch.bernoulli(torch.full(x.shape, 0.5), generator=generator)
+    generator.set_state(state)
+    return x * noise + dropped, torch.empty(5, device="cpu").uniform_(-1, generator=generator), own, generator
+
+
+class Noise(nn.Module):
+    """Has a generator of its own, from which its forward and its backward draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.generator = nn.Linear(4, 4), torch.Generator()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x) + torch.randint(9, (4,), generator=self.generator)
+        if y.requires_grad:
+            y.register_hook(lambda grad: grad * torch.rand(grad.shape, generator=self.generator))
+        return y.sin()
+
+
+def seeded() -> tuple[torch.Tensor, torch.Generator]:
+    seed = int(torch.randint(1 << 40, ()))
+    return torch.randn(3, 4).requires_grad_(), torch.Generator().manual_seed(seed)
+
+
+def with_generator_held(train: bool) -> None:
+    module = Noise()
+    eager = copy.deepcopy(module)
+    compiled = bolide.compile(module)
+    with torch.set_grad_enabled(train):
+        for seed in (3, 4):
+            for each in (eager, module):
+                each.generator.manual_seed(seed)
+            compared(eager, compiled, plain(3, 4, grad=train))
+            same(eager.generator, module.generator)
+
+
+def with_generator_in_closure() -> None:
+    generator = torch.Generator()
+
+    def drawn(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(4, generator=generator)
+
+    compiled, told = bolide.compile(drawn), []
+    for function in (drawn, compiled, compiled):
+        told.append(function(torch.ones(4)) if generator.manual_seed(5) else None)
+    same(told[:1] * 2, told[1:])
+
+
 def of_optimizer(make: Callable[..., torch.optim.Optimizer], **schedule: int) -> None:
     """Whole steps of training: parameters are compared by identity, as keys of the optimizer's state."""
     told = []
@@ -274,6 +329,10 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "missing gradients": functools.partial(missing_gradients, 3),
     "sizes, missing gradients": functools.partial(missing_gradients, 5, 6),
     "dropout": with_dropout,
+    "generator": lambda: one(noisy, seeded),
+    "generator of a module": functools.partial(with_generator_held, False),
+    "generator of a module, training": functools.partial(with_generator_held, True),
+    "generator in a closure": with_generator_in_closure,
     "repeated statistics": lambda: one(nn.InstanceNorm1d(4, track_running_stats=True), plain(2, 4, 6, grad=True)),
     "momentum": functools.partial(of_optimizer, functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
     "AdamW": functools.partial(of_optimizer, torch.optim.AdamW),
