@@ -44,10 +44,9 @@ def _compiled(kernel: Kernel, sizes: Mapping[str, int] | None) -> CompiledKernel
     verify(kernel, sizes, HOPPER.most_local_bytes)
     text, _ = gpu_module([kernel], HOPPER)
     ptx = ptx_of(text, HOPPER.target)
-    count = len(kernel.params) + len(kernel.sizes)
 
     def run(words: Any) -> int:
-        launched(kernel, words[:count])
+        launched(kernel, words[: kernel.words])
         return answers.pop(0) if answers else 0
 
     entry = _ENTRY(run)

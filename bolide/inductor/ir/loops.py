@@ -161,7 +161,9 @@ class Kernel:
     """One launch. Top-level statements run one after the other with a barrier between them. `sizes`: names of int64
     size parameters. `origins`: names of the ATen ops fused here, for people. `device`: where it runs, and all its
     parameters are. `grain`: the work that a thread must have (`Machine.grain`); None: the machine's. `team`: the
-    threads of a team (GPU only): 1, or a multiple of 32."""
+    threads of a team (GPU only): 1, or a multiple of 32. `batch` (GPU only): a launch is given so many sets of
+    arguments, the buffers of one set after the other, then their sizes, and does for each of them, in any order and
+    side by side, what the body says: nothing that one set writes is in another one."""
 
     name: str
     params: tuple[Param, ...]
@@ -172,7 +174,18 @@ class Kernel:
     device: torch.device = CPU
     grain: int | None = None
     team: int = 1
+    batch: int = 1
 
     @property
     def buffers(self) -> tuple[Param | Local, ...]:
         return self.params + self.locals
+
+    @property
+    def launch_params(self) -> tuple[Param, ...]:
+        """What the buffers of a launch are, in their order."""
+        return self.params * self.batch
+
+    @property
+    def words(self) -> int:
+        """How many addresses and sizes a launch is given."""
+        return self.batch * (len(self.params) + len(self.sizes))

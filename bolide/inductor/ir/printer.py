@@ -93,6 +93,8 @@ def kernel_lines(kernel: Kernel) -> list[Line]:
         lines.append((None, f"  grain {kernel.grain}"))
     if kernel.team > 1:
         lines.append((None, f"  teams of {kernel.team}"))
+    if kernel.batch > 1:
+        lines.append((None, f"  batches of {kernel.batch}"))
     lines.extend((None, f"  local {local.name}: {dtype_text(local.dtype)}[{local.numel}]") for local in kernel.locals)
     _KernelPrinter(kernel, lines).body(kernel.body, "  ")
     return lines

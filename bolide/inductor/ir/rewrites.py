@@ -9,14 +9,29 @@ from itertools import pairwise
 
 import torch
 
-from bolide.inductor.ir.definitions import axis_var
-from bolide.inductor.ir.loops import VECTOR_KINDS, Access, Axis, AxisKind, Init, Local, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.definitions import axis_var, volume
+from bolide.inductor.ir.loops import (
+    VECTOR_KINDS,
+    Access,
+    Axis,
+    AxisKind,
+    Init,
+    Kernel,
+    Local,
+    Loop,
+    Node,
+    Stmt,
+    Store,
+    Update,
+)
 from bolide.inductor.ir.walks import (
+    bound_nest,
     crosses,
     loads_of,
     nodes_below,
     rewriter,
     roots_in,
+    statements,
     substitute,
     substituted_arg,
     with_roots,
@@ -61,12 +76,15 @@ def _inside(axis: Axis, block: str, size: int, kind: AxisKind) -> Axis:
 
 
 def _moved(statement: Stmt, place: Mapping[str, Expr], new: Rewriter) -> Stmt:
-    """A store, or loops over stores, with axes at other places; `new` does so in nodes."""
+    """A statement with axes at other places; `new` does so in nodes."""
     if isinstance(statement, Loop):
         extent = statement.axis.extent.subs(place)
         body = tuple([_moved(inner, place, new) for inner in statement.body])
         return Loop(replace(statement.axis, extent=extent), body)
-    assert isinstance(statement, Store)
+    if isinstance(statement, Init):
+        return statement
+    if isinstance(statement, Update):
+        return with_roots(statement, new)
     return with_roots(statement, new, access=statement.access.subs(place))
 
 
@@ -175,6 +193,57 @@ def _in_team(statement: Stmt) -> Stmt:
     if statement.axis.kind in VECTOR_KINDS:
         return Loop(replace(statement.axis, bound="team"), statement.body)
     return Loop(statement.axis, tuple([_in_team(inner) for inner in statement.body]))
+
+
+# ---- any extent ------------------------------------------------------------------------------------------------------
+
+ANY = "any"
+RUN = 16
+
+
+def of_any_extent(kernel: Kernel) -> tuple[Kernel, tuple[Expr, ...]]:
+    """The kernel with a size, `ANY`, in place of the extent of its outermost axis on the grid, and the value of that
+    size; or the kernel as it is, unless it is one nest of a known extent that reads and writes at places that move
+    along with the axis. What differs in nothing but that extent becomes equal; of two extents both are multiples of
+    `RUN`, or neither is, as the code depends on it."""
+    (statement, *others) = kernel.body
+    nest = [] if others else bound_nest(statement)
+    if not nest or nest[0].axis.bound != "grid" or not all(loop.axis.extent.is_const for loop in nest):
+        return kernel, ()
+    axis, steps = nest[0].axis, _steps(kernel, nest[0].axis.name)
+    extent, inside = axis.extent.value, volume(loop.axis.extent for loop in nest[1:]).value
+    run = RUN if extent % RUN == 0 else 1
+    most = (1 << 31) // (inside * run) - 1
+    if steps is None or extent < 2 or extent // run > most:
+        return kernel, ()
+    size = Expr.var(ANY, 1, most)
+    whole = size * run
+    place = {axis.name: axis_var(axis.name, whole)}
+    (body,) = [_moved(statement, place, substitute(place))]
+    assert isinstance(body, Loop)
+    params = tuple([replace(p, numel=p.numel + (whole - extent) * steps.get(p.name, 0)) for p in kernel.params])
+    body = replace(body, axis=replace(axis, extent=whole))
+    return replace(kernel, params=params, body=(body,), sizes=(*kernel.sizes, ANY)), (Expr.const(extent // run),)
+
+
+def _steps(kernel: Kernel, axis: str) -> dict[str, int] | None:
+    """How far the places in each buffer move along an axis; None where these depend on data, move backwards, or not all
+    alike."""
+    loads = loads_of(roots_in(kernel.body))
+    stores = [statement for statement in statements(kernel.body) if isinstance(statement, Store)]
+    if any(load.src for load in loads) or any(store.operands for store in stores):
+        return None
+    steps: dict[str, int] = {}
+    for access in (*(load.arg for load in loads), *(store.access for store in stores)):
+        step = access.index.coefficient(axis)
+        if (
+            step is None
+            or not step.is_const
+            or step.value < 0
+            or steps.setdefault(access.buffer, step.value) != step.value
+        ):
+            return None
+    return steps
 
 
 # ---- rows side by side ----------------------------------------------------------------------------------------------

@@ -138,11 +138,13 @@ def _told(step: Word | Item | Size, tensors: Tensors, words: Words) -> int:
 
 
 def _launch(kernel: Kernel, step: Launch, types: Mapping[str, TensorType], tensors: Tensors, words: Words) -> None:
-    flat = {}
-    for name, param in zip(step.arguments, kernel.params):
-        room = span_of(types[name]).evaluate(words)
-        flat[param.name] = tensors[name].as_strided((max(room, 0),), (1,))
-    run_kernel(kernel, flat, dict(zip(kernel.sizes, _sizes(step.sizes, words))))
+    sizes = _sizes(step.sizes, words)
+    for at in reversed(range(kernel.batch)):  # as good as any order
+        flat = {}
+        for name, param in zip(step.arguments[at * len(kernel.params) :], kernel.params):
+            room = span_of(types[name]).evaluate(words)
+            flat[param.name] = tensors[name].as_strided((max(room, 0),), (1,))
+        run_kernel(kernel, flat, dict(zip(kernel.sizes, sizes[at * len(kernel.sizes) :])))
 
 
 def _call(step: Call, tensors: Tensors, words: Words, objects: Sequence[object]) -> None:

@@ -75,6 +75,7 @@ RECORDS: Mapping[type, Mapping[str, Spec]] = {
         "device": _DEVICE,
         "grain": (int, None),
         "team": int,
+        "batch": int,
     },
     # plans
     steps.TensorType: {"dtype": _DTYPE, "device": _DEVICE, "shape": _EXPRS, "stride": _EXPRS},

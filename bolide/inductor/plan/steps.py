@@ -153,7 +153,7 @@ class View:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """Runs ``kernels[kernel]`` on `arguments` (tensors, in the order of its params) and `sizes` (in the order of its
-    sizes), on the device of the kernel."""
+    sizes), on the device of the kernel; of a batch the arguments of one set after the other, then their sizes."""
 
     kernel: int
     arguments: tuple[str, ...]

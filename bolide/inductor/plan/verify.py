@@ -274,11 +274,13 @@ def _launch(state: _State, step: Launch, types: list[TensorType]) -> None:
     if not 0 <= step.kernel < len(state.plan.kernels):
         raise InvalidPlan(f"there is no kernel {step.kernel}")
     kernel = state.plan.kernels[step.kernel]
-    if len(types) != len(kernel.params) or len(step.sizes) != len(kernel.sizes):
-        raise InvalidPlan(f"{kernel.name} takes {len(kernel.params)} tensors and {len(kernel.sizes)} sizes")
+    params, count = kernel.launch_params, len(kernel.sizes)
+    if len(types) != len(params) or len(step.sizes) != kernel.batch * count:
+        raise InvalidPlan(f"{kernel.name} takes {len(params)} tensors and {kernel.batch * count} sizes")
     state.need(step.sizes)
-    values = dict(zip(kernel.sizes, step.sizes))
-    for name, param, kind in zip(step.arguments, kernel.params, types):
+    sets = [dict(zip(kernel.sizes, step.sizes[place * count :])) for place in range(kernel.batch)]
+    for at, (name, param, kind) in enumerate(zip(step.arguments, params, types)):
+        values = sets[at // len(kernel.params)]
         if kind.dtype != param.dtype or kind.device != kernel.device:
             raise InvalidPlan(f"{param.name} of {kernel.name} is {param.dtype} on {kernel.device}; {name} is not")
         room, needed = span_of(kind), of_words(param.numel).subs(values)
@@ -288,7 +290,7 @@ def _launch(state: _State, step: Launch, types: list[TensorType]) -> None:
 
 
 def _no_aliases(kernel: Kernel, step: Launch) -> None:
-    written = [name for name, param in zip(step.arguments, kernel.params) if param.role != "in"]
+    written = [name for name, param in zip(step.arguments, kernel.launch_params) if param.role != "in"]
     twice = [name for name in written if step.arguments.count(name) > 1]
     if twice:
         raise InvalidPlan(f"{kernel.name} writes {twice[0]} and is given it twice")

@@ -61,8 +61,8 @@ class CompiledKernel:
         return self.kernel.name
 
     def launch(self, *words: int) -> None:
-        """Run it on raw addresses, in the order of `kernel.params`, followed by the values of `kernel.sizes`."""
-        expected = len(self.kernel.params) + len(self.kernel.sizes)
+        """Run it on raw addresses, in the order of `kernel.launch_params`, followed by the values of `kernel.sizes`."""
+        expected = self.kernel.words
         if len(words) != expected:
             raise TypeError(f"kernel {self.name} takes {expected} addresses and sizes, not {len(words)}")
         _ENTRY(self.address)((ctypes.c_int64 * expected)(*words))
@@ -188,7 +188,7 @@ def sequence(calls: Sequence[tuple[CompiledKernel, tuple[int, ...]]]) -> Callabl
     most = max((len(positions) for _, positions in calls), default=0)
     words = array.array("q", (arguments, most, len(calls)))
     for kernel, positions in calls:
-        expected = len(kernel.kernel.params) + len(kernel.kernel.sizes)
+        expected = kernel.kernel.words
         if len(positions) != expected:
             raise ValueError(f"kernel {kernel.name} takes {expected} addresses and sizes, not {len(positions)}")
         words.extend((kernel.address, len(positions), *positions))

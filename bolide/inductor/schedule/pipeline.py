@@ -7,7 +7,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import torch
 
 from bolide.inductor.config import config
 from bolide.inductor.ir.definitions import Extern, Program, Result, View
@@ -28,6 +30,9 @@ from bolide.inductor.schedule.stages import Group, Refusal, Scheduling, Unit, de
 from bolide.inductor.schedule.steps import StepWriter
 from bolide.symbolic import Expr
 from bolide.tracing.called.branches import region
+
+if TYPE_CHECKING:
+    from bolide.inductor.plan.batches import Batcher
 
 
 @dataclass(slots=True)
@@ -91,11 +96,16 @@ class _Job:
     tuner: Tuner | None
     kernels: list[Kernel] = field(default_factory=list)
     known: dict[Structure, _Known] = field(default_factory=dict)
-    schedules: list[Schedule] = field(default_factory=list)
+    schedules: dict[int, Schedule] = field(default_factory=dict)
     objects: list[object] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     written: dict[int, _Written] = field(default_factory=dict)  # programs in others, by their ids
+    batcher: Batcher | None = None
+
+    def machine_of(self, device: torch.device) -> Machine:
+        """The machine of a device."""
+        return self.machine if device.type == self.machine.device else machine_for(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +123,26 @@ def schedule_program(
     """Kernels and plan of a program for a machine. `inputs` are the names of the call's arguments, tensors and sizes,
     in order; `static` those whose memory lives anyway."""
     job = _Job(machine, tuner)
+    if machine.device == "cuda":
+        from bolide.inductor.plan.batches import Batcher
+
+        job.batcher = Batcher(job.kernels, lambda kernel: job.machine_of(kernel.device).device == "cuda")
     block, ctx, constants = _scheduled(job, program, inputs, static)
-    origins = {known.place: tuple(known.origins) for known in job.known.values()}
-    kernels = tuple([replace(kernel, origins=origins[place]) for place, kernel in enumerate(job.kernels)])
+    sources: dict[int, tuple[int, ...]] = {place: (place,) for place in range(len(job.kernels))}
+    if job.batcher is not None:
+        from bolide.inductor.plan.batches import without_unused
+
+        block, places = without_unused(block, job.kernels)
+        sources = {place: job.batcher.sources.get(place, (place,)) for place in places}
+    origins = {known.place: known.origins for known in job.known.values()}
+    kernels = tuple(
+        [
+            replace(
+                job.kernels[place], origins=tuple(dict.fromkeys([name for known in some for name in origins[known]]))
+            )
+            for place, some in sources.items()
+        ]
+    )
     if machine.device == "cuda":
         from bolide.inductor.schedule.calls.transfers import settled
 
@@ -125,7 +152,8 @@ def schedule_program(
         ctx.buffers[result.buffer].layout.stride if isinstance(result, View) and result.stride is None else None
         for result in ctx.results
     ]
-    return Scheduled(plan, job.schedules, tuple(job.objects), strides, job.refusals, job.seconds)
+    schedules = [job.schedules[first] for first, *_ in sources.values()]
+    return Scheduled(plan, schedules, tuple(job.objects), strides, job.refusals, job.seconds)
 
 
 def _scheduled(
@@ -150,7 +178,7 @@ def _scheduled(
         writer = StepWriter(ctx, inputs, program.inputs, job.kernels, job.objects)
         homes = find_homes(units, ctx, program)
         _write(job, units, ctx, writer, homes, blocks)
-        return writer.finish(ctx.results, keeps, part), ctx, writer.constants
+        return writer.finish(ctx.results, job.batcher, keeps, part), ctx, writer.constants
 
 
 def _blocks(job: _Job, extern: Extern) -> list[_Written]:
@@ -202,20 +230,18 @@ def _kernel(job: _Job, group: Group, stored: set[str], ctx: Scheduling) -> tuple
     known = job.known.get(description)
     if known is None:
         name = f"k{len(job.kernels)}_{group.stages[-1].name}"
-        schedule, kernel = _new_kernel(group, stored, ctx, name, job.tuner)
+        schedule, kernel = _new_kernel(job, group, stored, ctx, name)
         numbers = {buffer: number for number, buffer in enumerate(buffers)}
         known = job.known[description] = _Known(len(job.kernels), numbers, {})
+        job.schedules[len(job.kernels)] = schedule
         job.kernels.append(kernel)
-        job.schedules.append(schedule)
     known.origins.update(dict.fromkeys([origin for stage in group.stages for origin in stage.origins]))
     return known.place, tuple([buffers[known.numbers[param.name]] for param in job.kernels[known.place].params])
 
 
-def _new_kernel(
-    group: Group, stored: set[str], ctx: Scheduling, name: str, tuner: Tuner | None
-) -> tuple[Schedule, Kernel]:
+def _new_kernel(job: _Job, group: Group, stored: set[str], ctx: Scheduling, name: str) -> tuple[Schedule, Kernel]:
     device = ctx.buffers[group.stages[0].name].device
-    machine = ctx.machine if device.type == ctx.machine.device else machine_for(device)
+    machine = job.machine_of(device)
     if machine.device == "cuda":
         group = _with_atomics(group)
     chosen, pieces = schedule_of(group, pieces_of(group, stored, ctx.buffers), machine, ctx.sizes)
@@ -223,9 +249,9 @@ def _new_kernel(
     def kernel_for(schedule: Schedule) -> Kernel:
         return kernel_of(group, pieces, schedule, ctx.buffers, machine, name)
 
-    if tuner is None or machine is not ctx.machine:  # the host's, in a graph for a GPU
+    if job.tuner is None or machine is not ctx.machine:  # the host's, in a graph for a GPU
         return chosen, kernel_for(chosen)
-    schedule = tuner.schedule(chosen, kernel_for)
+    schedule = job.tuner.schedule(chosen, kernel_for)
     return schedule, kernel_for(schedule)
 
 

@@ -12,7 +12,7 @@ Sound only if no element is overwritten before its last read. A load of the oper
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bolide.inductor.ir.definitions import axis_var
@@ -58,9 +58,9 @@ def reuse_in_place(steps: list[Step], kernels: list[Kernel], buffers: dict[str, 
         if isinstance(step, Launch):
             following = steps[position + 1] if position + 1 < len(steps) else None
             kernel = kernels[step.kernel]
-            made = {name for name, param in zip(step.arguments, kernel.params) if param.role != "in"}
+            made = {name for name, param in zip(step.arguments, kernel.launch_params) if param.role != "in"}
             dying = [n for n in following.names if n in own.difference(made)] if isinstance(following, Free) else []
-            if dying:
+            if dying and kernel.batch == 1:  # a set of a batch may still read what another one writes
                 _reuse(done, position, kernel, dying, buffers)
     return done
 
@@ -78,6 +78,13 @@ def _memory_of_its_own(steps: list[Step]) -> set[str]:
         elif isinstance(step, (Alloc, Call, Branch)):
             own.update(defined_names(step))
     return own
+
+
+def shared_memory(steps: Iterable[Step]) -> set[str]:
+    """The tensors that may be in the memory of others without a step that says so: those of calls that have not
+    promised to give new memory."""
+    calls = [step for step in steps if isinstance(step, Call) and not gives_new_memory(overload_of(step.operator))]
+    return {name for step in calls for name in (*used_names(step), *defined_names(step))}
 
 
 def _reuse(steps: list[Step], position: int, kernel: Kernel, dying: list[str], buffers: dict[str, Buffer]) -> None:

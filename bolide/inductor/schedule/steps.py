@@ -4,6 +4,7 @@ one."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -45,9 +46,12 @@ from bolide.inductor.runtime import externs
 from bolide.inductor.runtime.results import keeps_its_word
 from bolide.inductor.schedule.calls.checks import steps_of
 from bolide.inductor.schedule.calls.expansions import EXPANSIONS, torchs
-from bolide.inductor.schedule.reuse import reuse_in_place
+from bolide.inductor.schedule.reuse import reuse_in_place, shared_memory
 from bolide.inductor.schedule.stages import Buffer, Scheduling
 from bolide.symbolic import Expr, without_zeros
+
+if TYPE_CHECKING:
+    from bolide.inductor.plan.batches import Batcher
 
 
 class StepWriter:
@@ -225,9 +229,11 @@ class StepWriter:
             self.steps.append(View(name, view.buffer, seen, offset))
         return Ref(name)
 
-    def finish(self, results: Sequence[definitions.Result], keeps: bool = False, part: bool = False) -> Block:
-        """The steps, with Free steps, unless they are to become `part` of others. `keeps`: what is given is not given
-        up."""
+    def finish(
+        self, results: Sequence[definitions.Result], batcher: Batcher | None, keeps: bool = False, part: bool = False
+    ) -> Block:
+        """The steps, with Free steps and what `batcher` makes of launches, unless they are to become `part` of others.
+        `keeps`: what is given is not given up."""
         self._check()
         returned: list[Value] = []
         for result in results:
@@ -236,7 +242,10 @@ class StepWriter:
         kept = {result.name for result in returned if isinstance(result, Ref)} | (self._given if keeps else set())
         if part:
             return Block(self.inputs, tuple(self.steps), tuple(returned))
-        steps = reuse_in_place(free_early(self.steps, kept), self.kernels, self.ctx.buffers)
+        steps = self.steps
+        if batcher is not None:
+            steps = batcher.batched(steps, kept, shared_memory(steps))
+        steps = reuse_in_place(free_early(steps, kept), self.kernels, self.ctx.buffers)
         return Block(self.inputs, tuple(steps), tuple(returned))
 
 

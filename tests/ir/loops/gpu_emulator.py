@@ -233,12 +233,17 @@ def emulate(
 def launched(kernel: Kernel, words: Sequence[int], step: int = 1) -> None:
     """The same on raw addresses, followed by the sizes."""
     text, (launches,) = gpu_module([kernel], HOPPER)
-    sizes = dict(zip(kernel.sizes, words[len(kernel.params) :]))
-    library = _library(_on_host(text, [launch.symbol for launch in launches], len(kernel.params), len(kernel.sizes)))
+    addresses, count = kernel.batch * len(kernel.params), len(kernel.sizes)
+    sets = [dict(zip(kernel.sizes, words[addresses + at * count :])) for at in range(kernel.batch)]
+    batch = kernel.batch if kernel.batch > 1 else 0
+    library = _library(
+        _on_host(text, [launch.symbol for launch in launches], len(kernel.params), len(kernel.sizes), batch)
+    )
     for launch in launches:
-        teams = launch.teams.evaluate(sizes)
-        for block in range(-(-teams // launch.teams_per_block)):
-            _run_block(library, launch, block, words, step)
+        blocks = [-(-launch.teams.evaluate(sizes) // launch.teams_per_block) for sizes in sets]
+        starts = [sum(blocks[:at]) for at in range(batch)]
+        for block in range(sum(blocks)):
+            _run_block(library, launch, block, [*starts, *words], step)
 
 
 def run_entry(text: str, symbol: str, params: int, blocks: int, threads: int, words: Sequence[int]) -> None:
@@ -278,8 +283,9 @@ def _run_block(library: Any, launch: Launch, block: int, words: Sequence[int], s
     _LIBC.swapcontext(ctypes.c_void_p(back), ctypes.c_void_p(first))
 
 
-def _on_host(text: str, symbols: Sequence[str], params: int, sizes: int) -> str:
-    """The module for this machine, with functions that start each kernel's threads."""
+def _on_host(text: str, symbols: Sequence[str], params: int, sizes: int, batch: int = 0) -> str:
+    """The module for this machine, with functions that start each kernel's threads. `batch`: sets of arguments that an
+    entry takes as arrays; 0: it takes each by itself."""
     text = re.sub(r"^target triple.*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"addrspacecast \(ptr addrspace\(3\) (@\w+) to ptr\)", r"\1", text).replace("addrspace(3) ", "")
     text = text.replace("define ptx_kernel void", "define void")
@@ -290,6 +296,9 @@ def _on_host(text: str, symbols: Sequence[str], params: int, sizes: int) -> str:
         for n, kind in enumerate(kinds)
     ]
     given = ", ".join(f"{kind} %a{n}" for n, kind in enumerate(kinds))
+    if batch:
+        text = re.sub(r"byval\([^)]*\) align 8 ", "", text)
+        loads, given = [f"  %args = getelementptr i64, ptr %words, i32 {batch}"], "ptr %words, ptr %args"
     starts = [
         "\n".join((f"define void @{symbol}_start() {{", "  %words = load ptr, ptr @arguments", *loads))
         + f"\n  call void @{symbol}({given})\n  call void @finish()\n  unreachable\n}}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -36,6 +37,7 @@ class Driver:
         self.codes, self.words, self.context = list(codes), words, context
         self.launched: list[Launched] = []
         self.contexts: list[int | None] = []
+        self.noting: Callable[[Sequence[int]], None] = lambda places: None
         self.error = ctypes.c_int32()
         i32, ptr = ctypes.c_int32, ctypes.c_void_p
         self._launch = ctypes.CFUNCTYPE(i32, ptr, *[i32] * 7, ptr, ctypes.POINTER(ptr), ptr)(self.launch)
@@ -47,6 +49,7 @@ class Driver:
         assert (y, z, width, depth, shared, extra) == (1, 1, 1, 1, 0, None)
         assert self.context == CONTEXT
         given = [ctypes.c_int64.from_address(arguments[place]).value for place in range(self.words)]
+        self.noting(arguments)
         self.launched.append(Launched(function, x, threads, stream, tuple(given)))
         return self.codes.pop(0) if self.codes else 0
 

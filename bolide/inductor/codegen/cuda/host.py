@@ -1,8 +1,9 @@
 """What launches a GPU's kernels: a host function for each kernel, in machine code, ``int64_t (const int64_t *words)``,
 which answers 0 or the error of a launch. It is called as kernels of the CPU are, whose entry answers nothing.
 
-The function finds the number of blocks from the sizes, asks torch for the current stream, and calls ``cuLaunchKernel``
-once for each region, with the device's context current for the while: a thread may be at another device, or at none.
+The function finds the number of blocks from the sizes (of a batch for each set of arguments), asks torch for the
+current stream, and calls ``cuLaunchKernel`` once for each region, with the device's context current for the while: a
+thread may be at another device, or at none.
 What differs from process to process is in a table of words (`runtime.cuda.host`)."""
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from bolide.inductor.codegen.function_values import FunctionValues
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.machine import Target
 from bolide.inductor.runtime.cuda.host import ERROR, FUNCTIONS, GET_CURRENT, TABLE
+from bolide.symbolic import Expr
 
 _TOO_MANY = 1 << 31  # blocks: the driver refuses so many
 
@@ -24,14 +26,16 @@ def host_text(kernel: Kernel, launches: Sequence[Launch], device: int, target: T
     """The module of a kernel's host function, ``@kernel``, and its table. `target`: the CPU's."""
     declarations: dict[str, str] = {}
     b = Builder(declarations, target)
-    values = FunctionValues(b, Dependences(kernel))
-    values.load_sizes(kernel)
-    params = _params(b, len(kernel.params) + len(kernel.sizes))
+    values, is_batch = FunctionValues(b, Dependences(kernel)), kernel.batch > 1
+    if not is_batch:
+        values.load_sizes(kernel)
+    starts = b.emit(f"alloca [{kernel.batch} x i64], align 8", "ptr")
+    params = _array(b, [starts, Value(b, "%args", "ptr", 1)]) if is_batch else _params(b, kernel.words)
     stream, before = _stream(b, device), _entered(b)
     answer = b.emit("alloca i32, align 4", "ptr")
     b.do(f"store i32 0, {answer}, align 4")
     for number, launch in enumerate(launches):
-        blocks = values.scalar(launch.teams.ceildiv(launch.teams_per_block))
+        blocks = _starts(b, kernel, launch, starts) if is_batch else values.scalar(_blocks(launch))
         run, after = b.new_label("run"), b.new_label("after")
         b.branch(b.compare("icmp sgt", blocks, 0), run, after)
         b.label(run)
@@ -49,6 +53,30 @@ def host_text(kernel: Kernel, launches: Sequence[Launch], device: int, target: T
     return "\n".join((table, *declarations.values(), f"define i64 @kernel(ptr %args) {{\nentry:\n{body}\n}}"))
 
 
+def _blocks(launch: Launch) -> Expr:
+    return launch.teams.ceildiv(launch.teams_per_block)
+
+
+def _starts(b: Builder, kernel: Kernel, launch: Launch, starts: Value) -> Value:
+    """Notes the first block of each set of a batch; gives the number of all blocks."""
+    before, each, done = b.block, b.new_label("set"), b.new_label("sets")
+    zero = b.const(0, "i64")
+    b.jump(each)
+    b.label(each)
+    (place, next_place), (start, next_start) = b.phi("i64", 1, zero, before), b.phi("i64", 1, zero, before)
+    b.do(f"store {start}, {b.emit(f'getelementptr i64, {starts}, {place}', 'ptr')}, align 8")
+    values = FunctionValues(b, Dependences(kernel))
+    for position, size in enumerate(kernel.sizes, kernel.batch * len(kernel.params)):
+        word = b.emit(f"getelementptr i64, ptr %args, {place * len(kernel.sizes) + position}", "ptr")
+        values.env[size], values.depth[size] = b.emit(f"load i64, {word}, align 8", "i64"), 0
+    total, following = start + values.scalar(_blocks(launch)), place + 1
+    b.close_phi(next_start, total, b.block)
+    b.close_phi(next_place, following, b.block)
+    b.branch(b.compare("icmp slt", following, kernel.batch), each, done)
+    b.label(done)
+    return total
+
+
 def _word(b: Builder, place: int) -> Value:
     return b.emit(f"getelementptr i64, ptr @{TABLE}, i64 {place}", "ptr")
 
@@ -60,11 +88,14 @@ def _known(b: Builder, place: int) -> Value:
 
 def _params(b: Builder, count: int) -> Value:
     """The array that a launch wants: where each argument is."""
-    array = b.emit(f"alloca [{max(count, 1)} x ptr], align 8", "ptr")
-    for position in range(count):
-        word = b.emit(f"getelementptr i64, ptr %args, i64 {position}", "ptr")
+    return _array(b, [b.emit(f"getelementptr i64, ptr %args, i64 {position}", "ptr") for position in range(count)])
+
+
+def _array(b: Builder, addresses: Sequence[Value]) -> Value:
+    array = b.emit(f"alloca [{max(len(addresses), 1)} x ptr], align 8", "ptr")
+    for position, address in enumerate(addresses):
         place = b.emit(f"getelementptr ptr, {array}, i64 {position}", "ptr")
-        b.do(f"store {word}, {place}, align 8")
+        b.do(f"store {address}, {place}, align 8")
     return array
 
 

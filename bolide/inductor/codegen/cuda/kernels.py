@@ -45,7 +45,9 @@ SHARED = 48 << 10
 class Launch:
     """One entry function: `symbol` is its name in the module. `teams` of `team` threads each run it, `teams_per_block`
     in a block: so a block has team · teams_per_block threads, and there are ⌈teams / teams_per_block⌉ blocks. `teams`
-    is an expression in the kernel's sizes, and may be 0: then there is nothing to launch."""
+    is an expression in the kernel's sizes, and may be 0: then there is nothing to launch. Of a batch it is so for each
+    set of arguments; the blocks of one set follow those of the other, and the parameters are two arrays: the first
+    block of each set, and all words."""
 
     symbol: str
     teams: Expr
@@ -56,8 +58,8 @@ class Launch:
 def gpu_module(kernels: Sequence[Kernel], machine: Machine) -> tuple[str, list[tuple[Launch, ...]]]:
     """One LLVM module with the code of `kernels`, and the launches of each, to be made one after the other on one
     stream. Kernel number n has the entries ``k<n>_0``, ``k<n>_1`` …, whose parameters are the addresses of
-    `kernel.params`, then `kernel.sizes` as int64. The kernels must be verified. ValueError for scratch memory without
-    a bound, or more shared memory than a block has."""
+    `kernel.params`, then `kernel.sizes` as int64, or, of a batch, arrays (`Launch`). The kernels must be verified.
+    ValueError for scratch memory without a bound, or more shared memory than a block has."""
     declarations: dict[str, str] = {}
     functions: list[str] = []
     launches: list[tuple[Launch, ...]] = []
@@ -188,6 +190,8 @@ class TeamWriter(RegionWriter):
         self.per_block = BLOCK if size == 1 else _warps(kernel) if size == WARP else 1
         b = self.b
         block, thread = (b.convert("zext", special(b, name), "i64") for name in ("ctaid.x", "tid.x"))
+        if kernel.batch > 1:
+            block = self._in_its_set(block)
         #: The number of this team, and of those of its block.
         self.number, self.place, mine = block, b.const(0, "i64"), thread
         if size == 1:
@@ -198,6 +202,29 @@ class TeamWriter(RegionWriter):
         self.team = Team(b, size, mine, symbol)
 
     # ---- the function ----
+
+    def _in_its_set(self, block: Value) -> Value:
+        """Finds the set of arguments that a block is for, by halves, loads these, and gives its number in the set."""
+        b, kernel = self.b, self.kernel
+
+        def word(array: str, place: Value, kind: str) -> str:
+            at = b.emit(f"getelementptr i64, ptr %{array}, {place}", "ptr")
+            return f"load {kind}, {at}, align 8"
+
+        own, start, left = b.const(0, "i64"), b.const(0, "i64"), kernel.batch
+        while left > 1:
+            half = own + left // 2
+            begin = b.emit(word("starts", half, "i64"), "i64")
+            is_behind = b.compare("icmp sle", begin, block)
+            own, start = b.select(is_behind, half, own), b.select(is_behind, begin, start)
+            left -= left // 2
+        params, sizes = len(kernel.params), len(kernel.sizes)
+        for position in range(params):
+            b.do(f"%a{position} = {word('args', own * params + position, 'ptr')}")
+        for position in range(sizes):
+            place = own * sizes + (kernel.batch * params + position)
+            b.do(f"%a{params + position} = {word('args', place, 'i64')}")
+        return block - start
 
     def entry(self, region: Region) -> tuple[str, Launch]:
         """The text of the function, and how it is launched."""
@@ -230,6 +257,9 @@ class TeamWriter(RegionWriter):
             raise ValueError(f"a block of kernel {kernel.name} needs {shared} bytes of shared memory, and has {SHARED}")
         kinds = ["ptr"] * len(kernel.params) + ["i64"] * len(kernel.sizes)
         params = ", ".join(f"{kind} %a{position}" for position, kind in enumerate(kinds))
+        if kernel.batch > 1:
+            arrays = (("starts", kernel.batch), ("args", kernel.words))
+            params = ", ".join(f"ptr byval([{count} x i64]) align 8 %{name}" for name, count in arrays)
         threads = self.per_block * self.team.size
         limits = f'"nvvm.maxntid"="{threads}" "nvvm.minctasm"="{RESIDENT}"'
         head = f"define ptx_kernel void @{self.symbol}({params}) nounwind {limits}"

@@ -71,7 +71,7 @@ def _used(step: Step, kernels: Sequence[Kernel], written: bool) -> list[str]:
     if isinstance(step, (View, Reuse, Free)):
         return []
     if written and isinstance(step, Launch):
-        params = kernels[step.kernel].params
+        params = kernels[step.kernel].launch_params
         return [name for name, param in zip(step.arguments, params, strict=True) if param.role != "in"]
     if written and isinstance(step, Copy):
         return [step.target]
