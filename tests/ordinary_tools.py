@@ -24,6 +24,9 @@ import numpy as np
 import torch
 from torch import nn
 
+import bolide
+from bolide.support import events
+
 PROGRAMS: dict[str, Callable[[Any], Any]] = {}
 TOLERANCES = {
     torch.bfloat16: (2e-2, 2e-2),
@@ -197,11 +200,11 @@ def _same_text(expected: str, found: str) -> bool:
     return texts[0] == texts[1] and all(math.isclose(a, b, rel_tol=2e-3, abs_tol=2e-4) for a, b in zip(*numbers))
 
 
-def observed(run: Callable[[Any], Any], compile: Callable[[Any], Any]) -> Any:
+def observed(run: Callable[[Any], Any], compile: Callable[[Any], Any], seed: int = 0) -> Any:
     """All that can be seen of a run."""
-    torch.manual_seed(0)
-    np.random.seed(0)
-    random.seed(0)
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
     out, err = io.StringIO(), io.StringIO()
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -212,3 +215,27 @@ def observed(run: Callable[[Any], Any], compile: Callable[[Any], Any]) -> Any:
         torch.set_default_dtype(torch.float32)
     drawn = torch.get_rng_state().tolist(), random.random(), float(np.random.rand())
     return [result, out.getvalue(), err.getvalue(), drawn]
+
+
+def check_whole(
+    run: Callable[[Any], Any], versions: int = 2, breaks: int = 0, drawn: bool = True, **options: Any
+) -> None:
+    """A program whose inputs change gives what it does in eager, on fresh random inputs. At most so many `versions` are
+    made of each function that it compiles, with so many `breaks`, and nothing is left to eager. `drawn`: random numbers
+    are as many as in eager."""
+    told: list[events.Event] = []
+    made: list[Any] = []
+
+    def compile(function: Any) -> Any:
+        made.append(function)
+        return bolide.compile(function, **options)
+
+    seed = random.randrange(1 << 31)
+    expected = observed(run, lambda function: function, seed)
+    with events.subscribed(told.append):
+        found = observed(run, compile, seed)
+    assert difference(expected[: None if drawn else 3], found[: None if drawn else 3]) is None
+    reasons = [each.reason for each in told if isinstance(each, (events.Break, events.Fallback))]
+    assert len(reasons) <= breaks, reasons
+    captured = sum(isinstance(each, events.Captured) for each in told)
+    assert captured <= versions * len(made) * (1 + breaks), f"{captured} versions of {len(made)} functions"

@@ -34,6 +34,7 @@ from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import TracedText, joined
 from bolide.dynamo.world.world import World
+from bolide.symbolic import is_data
 from bolide.tracing import TracedTensor
 
 _NATIVELY_SEARCHED = (dict, set, frozenset, str, bytes)
@@ -76,6 +77,27 @@ _SEQUENCE_EQUALITY: dict[Any, tuple[str, str]] = {
     (tuple, tuple): ("sequences_equal", "sequences_unequal"),
     (dict, dict): ("dicts_equal", "dicts_unequal"),
 }
+
+
+_SHAPES: dict[type, tuple[type, ...]] = {
+    torch.Size: (torch.Size, tuple),
+    tuple: (torch.Size, tuple),
+    list: (list,),
+}
+"""Sequences, and those that may be equal to them."""
+
+
+def _equal_shapes(vm: Machine, op: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """Whether sequences are equal, or unequal; where that depends on sizes that are data, one truth value of data."""
+    if not all(type(size) in _INTEGERS for size in (*left, *right)) or not any(map(is_data, (*left, *right))):
+        return op(left, right)
+    vm.trace.where = vm.where()
+    if len(left) != len(right) or any(a != b for a, b in zip(left, right) if not (is_data(a) or is_data(b))):
+        return op is operator.ne
+    differences = [a - b for a, b in zip(left, right) if is_data(a) or is_data(b)]
+    one = differences[0] if len(differences) == 1 else sum(difference * difference for difference in differences)
+    result = op(one, 0)
+    return settled(result) if type(result) in SYMBOLIC else result
 
 
 def _rely_on_operator(vm: Machine, op: object) -> None:
@@ -169,6 +191,8 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: object, right: Any)
             names = _SEQUENCE_EQUALITY.get((a, b))
             if names is not None and left is not right and (has_python_eq(vm, left) or has_python_eq(vm, right)):
                 return Call.polyfill(names[op is operator.ne], left, right)
+            if b in _SHAPES.get(a, ()) and vm.trace.shapes.facts.names:
+                return _equal_shapes(vm, op, left, right)
         return op(left, right)
     if a is str and op in _FILL_IN and b is not str:
         return Call.polyfill("percent", left, right)

@@ -19,7 +19,9 @@ from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.native_calls import for_real, recorded_as
 from bolide.dynamo.polyfills import torch_functions
 from bolide.dynamo.torch_calls.tensors import float_in
+from bolide.symbolic import Size, as_expr
 from bolide.tracing import TracedTensor
+from bolide.tracing.numbers import data
 
 _LENGTHS = {"input_lengths": 2, "target_lengths": 3}
 
@@ -83,6 +85,63 @@ def _tensor_split(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     else:
         kwargs["indices"] = kwargs.pop("tensor_indices_or_sections").tolist()
     return NATIVE
+
+
+# ---- sequences, packed and in recurrent layers -----------------------------------------------------------------------
+
+
+@intercept(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+def _recurrent(vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """A layer over packed sequences is one operation, as with symbolic sizes: ATen's code reads the batch sizes."""
+    if len(args) > 3 and type(args[3]) in (list, tuple):
+        vm.trace.allow_symbols()
+    return NATIVE
+
+
+@answers(torch._pack_padded_sequence)
+def _pack(vm: Machine, padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool = False) -> object:
+    """What a mask of time steps selects, in order; the graph checks the lengths."""
+    if type(lengths) is not TracedTensor or lengths.dim() != 1 or padded.dim() < 2 or not can_require(vm):
+        return NATIVE
+    steps = padded.transpose(0, 1) if batch_first else padded
+    if lengths.dtype is not torch.int64 or not lengths.is_cpu or not lengths.shape[0] == steps.shape[1] > 0:
+        return NATIVE
+    falling = (lengths[1:] <= lengths[:-1]).all()
+    require(vm, falling & (lengths[-1] > 0) & (lengths[0] <= steps.shape[0]))
+    places = torch.arange(steps.shape[0]).unsqueeze(1)
+    longest = _number(lengths[0])
+    for known in (as_expr(longest).ge(1), as_expr(longest).le(as_expr(steps.shape[0]))):  # as was required
+        vm.trace.shapes.facts.add(known)
+    batch_sizes = (places[:longest] < lengths).sum(1)
+    data.is_size(vm.trace, vm.trace.own(batch_sizes[0]), lengths.shape[0])
+    return steps[_where(places < lengths, steps)], batch_sizes
+
+
+@answers(torch._pad_packed_sequence)
+def _pad(
+    vm: Machine, packed: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding: float, total: Size
+) -> object:
+    """Written where a mask of time steps says."""
+    if type(batch_sizes) is not TracedTensor or batch_sizes.dim() != 1 or not can_require(vm):
+        return NATIVE
+    vm.trace.where = vm.where()
+    steps = batch_sizes.shape[0]
+    batch = _number(batch_sizes[0])
+    mask = torch.arange(batch) < batch_sizes.unsqueeze(1)
+    length = total if type(total) is torch.SymInt or total > 0 else steps
+    padded = packed.new_full((length, batch, *packed.shape[1:]), padding)
+    padded[_where(mask, packed)] = packed
+    return padded.transpose(0, 1) if batch_first else padded, mask.sum(0)
+
+
+def _number(tensor: torch.Tensor) -> int:
+    """The number in a tensor, mostly a symbol."""
+    return tensor.item()  # type: ignore[return-value]
+
+
+def _where(mask: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The places where a mask is true, for values and for their derivatives."""
+    return mask.nonzero().to(values.device).unbind(1)
 
 
 # ---- encoders: eager computes on nested tensors where it can, and so leaves zeros where the mask is set --------------

@@ -97,10 +97,33 @@ def number(trace: Recorder, tensor: TracedTensor) -> torch.SymInt | torch.SymBoo
         env.facts.add(symbol.node.expr.le(as_expr(most)))
         return bind(trace, symbol, aten._local_scalar_dense.default, node)
 
-    symbol = once(trace, (aten._local_scalar_dense.default, node), make)
+    symbol = once(trace, _asked(node), make)
     if dtype is not torch.bool:
         return symbol
     return torch.SymBool(SymNode(env, symbol.node.expr.ne(0), True))  # type: ignore[no-untyped-call]
+
+
+def is_size(trace: Recorder, tensor: TracedTensor, size: Size) -> None:
+    """Say that the integer in a tensor of one element is a size, whatever the data are."""
+    trace.answered[_asked(tensor.node)] = size
+
+
+def told(trace: Recorder, tensor: TracedTensor) -> Size | None:
+    """The size that `is_size` has said is in a tensor."""
+    size: Size | None = trace.answered.get(_asked(tensor.node))
+    return size
+
+
+def _asked(node: torch.fx.Node) -> tuple[object, ...]:
+    """The question about the number in a tensor of one element."""
+    return aten._local_scalar_dense.default, *_elements(node)
+
+
+def _elements(node: torch.fx.Node) -> tuple[object, ...]:
+    """What says which value it is: programs take the same element several times."""
+    if node.target not in _ELEMENTS:
+        return (node,)
+    return node.target, repr(node.args[1:]), *_elements(node.args[0])  # type: ignore[arg-type]
 
 
 #: What gives elements of its first argument.

@@ -54,6 +54,9 @@ def _item(trace: Recorder, func: OpOverload, tensor: Tensor) -> Any:
     own = trace.own(tensor)
     if own.dtype.is_floating_point:
         return trace.scalar(own)
+    told = data.told(trace, own)
+    if told is not None:
+        return told
     size = of_sizes(trace, own.node) if trace.has_symbols and not own.dim() else None
     if size is not None:
         return trace.shapes.sym_int(size)

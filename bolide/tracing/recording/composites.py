@@ -55,8 +55,8 @@ def install() -> None:
             op = getattr(aten, name).vec
             ours[op] = _of_floats(op, op.py_kernels[_COMPOSITE])
         for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-            op = getattr(aten, kind).input
-            ours[op] = layer(kind, op.py_kernels[_COMPOSITE])
+            for op, packed in ((getattr(aten, kind).input, False), (getattr(aten, kind).data, True)):
+                ours[op] = layer(kind, op.py_kernels[_COMPOSITE], packed)
         ours |= {op: or_theirs(formula, op) for op, formula in FORMULAS.items()}
         for op, kernel in ours.items():
             _installed.append(op)

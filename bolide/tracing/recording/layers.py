@@ -2,7 +2,8 @@
 
 ATen's `lstm`, `gru`, `rnn_tanh` and `rnn_relu` take a time step at a time, so a trace of them is one of a fixed length.
 `bolide::recurrent` is the whole layer, called when the program runs; `bolide::recurrent_backward` runs the layer again
-with gradients. Both take time first, and give results in row-major order, as ATen does.
+with gradients. Both take time first, or packed sequences with their batch sizes, and give results in row-major order,
+as ATen does.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ _LAYERS: dict[str, Callable[..., Sequence[torch.Tensor]]] = {
     "rnn_tanh": torch.rnn_tanh,
     "rnn_relu": torch.rnn_relu,
 }
-_ARGUMENTS = "str kind, Tensor x, Tensor[] state, Tensor[] weights, bool biases, int layers, bool bidirectional"
+_ARGUMENTS = (
+    "str kind, Tensor x, Tensor? batch_sizes, Tensor[] state, Tensor[] weights, bool biases, int layers, "
+    "bool bidirectional"
+)
 Tensors = Sequence[torch.Tensor]
 
 
 def _run(
     kind: str,
     x: torch.Tensor,
+    batch_sizes: torch.Tensor | None,
     state: Tensors,
     weights: Tensors,
     biases: bool,
@@ -40,16 +45,22 @@ def _run(
     train: bool = False,
 ) -> list[torch.Tensor]:
     start = list(state) if kind == "lstm" else state[0]
-    results = _LAYERS[kind](x, start, list(weights), biases, layers, 0.0, train, bidirectional, False)
+    options = (start, list(weights), biases, layers, 0.0, train, bidirectional)
+    run = _LAYERS[kind]
+    results = run(x, *options, False) if batch_sizes is None else run(x, batch_sizes, *options)
     return [tensor.contiguous() for tensor in results]
 
 
-def _run_backward(kind: str, x: torch.Tensor, state: Tensors, weights: Tensors, *rest: Any) -> list[torch.Tensor]:
+def _run_backward(
+    kind: str, x: torch.Tensor, batch_sizes: torch.Tensor | None, state: Tensors, weights: Tensors, *rest: Any
+) -> list[torch.Tensor]:
     biases, layers, bidirectional, tangents = rest
     leaves = [tensor.detach().requires_grad_() for tensor in (x, *state, *weights)]
     count = 1 + len(state)
     with torch.enable_grad():
-        results = _run(kind, leaves[0], leaves[1:count], leaves[count:], biases, layers, bidirectional, True)
+        results = _run(
+            kind, leaves[0], batch_sizes, leaves[1:count], leaves[count:], biases, layers, bidirectional, True
+        )
     engine = torch.autograd.Variable._execution_engine
     grads = engine.run_backward(tuple(results), tuple(tangents), False, False, tuple(leaves), True, False)
     return [torch.zeros_like(leaf) if grad is None else grad.contiguous() for leaf, grad in zip(leaves, grads)]
@@ -60,14 +71,21 @@ recurrent_backward = operator(f"recurrent_backward({_ARGUMENTS}, Tensor[] tangen
 
 
 @rule("bolide::recurrent")
-def _results(kind: str, x: TensorMeta, state: list[TensorMeta], *options: bool) -> list[TensorMeta]:
+def _results(
+    kind: str, x: TensorMeta, batch_sizes: TensorMeta | None, state: list[TensorMeta], *options: bool
+) -> list[TensorMeta]:
     width = state[0].shape[2] * (2 if options[-1] else 1)
-    return [row_major(x, (*x.shape[:2], width)), *(row_major(x, part.shape) for part in state)]
+    return [row_major(x, (*x.shape[:-1], width)), *(row_major(x, part.shape) for part in state)]
 
 
 @rule("bolide::recurrent_backward")
 def _gradients(
-    kind: str, x: TensorMeta, state: list[TensorMeta], weights: list[TensorMeta], *options: object
+    kind: str,
+    x: TensorMeta,
+    batch_sizes: TensorMeta | None,
+    state: list[TensorMeta],
+    weights: list[TensorMeta],
+    *options: object,
 ) -> list[TensorMeta]:
     return [*map(row_major, (x, *state, *weights))]
 
@@ -75,10 +93,16 @@ def _gradients(
 class _Recurrent(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, trace: Recording, kind: str, options: tuple[object, ...], parts: int, *tensors: TracedTensor
+        ctx: Any,
+        trace: Recording,
+        kind: str,
+        batch_sizes: torch.Tensor | None,
+        options: tuple[object, ...],
+        parts: int,
+        *tensors: TracedTensor,
     ) -> Any:
-        nodes = [trace.unwrap(tensor) for tensor in tensors]
-        operands = (kind, nodes[0], nodes[1 : 1 + parts], nodes[1 + parts :], *options)
+        x, *nodes = [trace.unwrap(tensor) for tensor in tensors]
+        operands = (kind, x, trace.unwrap(batch_sizes), nodes[:parts], nodes[parts:], *options)
         ctx.trace, ctx.operands = trace, operands
         return trace.wrap(trace.call(recurrent, *operands))
 
@@ -89,21 +113,38 @@ class _Recurrent(torch.autograd.Function):
             reason = "gradients of gradients of a recurrent layer over a symbolic number of steps"
             raise Unsupported(reason, trace.where, "use a fixed number of steps (dynamic=False)", "operator")
         gradients = trace.call(recurrent_backward, *ctx.operands, [trace.unwrap(tangent) for tangent in tangents])
-        return (None, None, None, None, *map(trace.wrap, gradients))
+        return (None, None, None, None, None, *map(trace.wrap, gradients))
 
 
-def layer(kind: str, stepwise: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel of one of ATen's layers on traced tensors; `stepwise` has the others, that of layers with dropout
-    between them."""
+def layer(kind: str, theirs: Callable[..., Any], packed: bool = False) -> Callable[..., Any]:
+    """The kernel of one of ATen's layers on traced tensors; `theirs` is that of others. What comes out of a layer is
+    dropped between layers, so that there each is an operation."""
 
-    def kernel(x: torch.Tensor, state: Any, weights: Tensors, *given: Any) -> Any:
-        biases, layers, dropout, train, bidirectional, batch_first = given
-        if (train and dropout and layers > 1) or x.__class__ is not TracedTensor:
-            return stepwise(x, state, weights, *given)
+    def kernel(x: torch.Tensor, *given: Any) -> Any:
+        if x.__class__ is not TracedTensor:
+            return theirs(x, *given)
+        batch_sizes = given[0] if packed else None
+        state, weights, biases, layers, dropout, train, bidirectional, *batch_first = given[1:] if packed else given
         parts = list(state) if kind == "lstm" else [state]
-        steps = x.transpose(0, 1) if batch_first else x
-        options = (biases, layers, bidirectional)
-        out, *last = _Recurrent.apply(x._trace, kind, options, len(parts), steps, *parts, *weights)  # type: ignore[no-untyped-call]
-        return (out.transpose(0, 1) if batch_first else out, *last)
+        turned = any(batch_first)
+        out = x.transpose(0, 1) if turned else x
+        dropped = train and dropout and layers > 1
+        count = layers if dropped else 1  # of operations
+        options = (biases, layers // count, bidirectional)
+        states = zip(*(part.chunk(count) for part in parts)) if dropped else [parts]
+        ends: list[Any] = []
+        for own_state, own_weights in zip(states, _parts(weights, count)):
+            if ends:
+                out = torch.dropout(out, dropout, True)
+            operands = (batch_sizes, options, len(parts), out, *own_state, *own_weights)
+            out, *last = _Recurrent.apply(x._trace, kind, *operands)  # type: ignore[no-untyped-call]
+            ends.append(last)
+        last = [torch.cat(each) for each in zip(*ends)] if dropped else ends[0]
+        return (out.transpose(0, 1) if turned else out, *last)
 
     return kernel
+
+
+def _parts(items: Tensors, count: int) -> list[Tensors]:
+    size = len(items) // count
+    return [items[start : start + size] for start in range(0, len(items), size)]

@@ -3,6 +3,7 @@ containers, as Python's bools are."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 import bolide
+from bolide.support import events
 
 
 def early_stopping(x: Tensor, state: Any) -> Any:
@@ -176,3 +178,29 @@ def test_powers_of_lists_whose_base_is_a_tensor(shape: Any) -> None:
     for base in (0.8, 0.5):
         given = torch.tensor(base), [torch.full(shape, 3.4), torch.full(shape, 3)]
         torch.testing.assert_close(list(compiled(*given)), list(torch._foreach_pow(*given)))
+
+
+def test_shapes_that_are_data_are_compared() -> None:
+    """A check of whole shapes, some of whose sizes are data, is a check of the graph: one version, no break."""
+
+    def joined(x: Tensor, rows: Tensor, columns: Tensor, other: Tensor) -> Tensor:
+        taken = x[rows]
+        assert taken.shape == (taken.shape[0], x.shape[1]) and taken.shape != x.shape[:1], taken.shape
+        taken = taken[:, columns]
+        if taken.shape != other.shape or list(taken.shape) != list(other.size()):
+            raise ValueError(f"{tuple(taken.shape)} is not {tuple(other.shape)}")
+        return taken * other
+
+    told: list[events.Event] = []
+    compiled = bolide.compile(joined, dynamic=True)
+    with events.subscribed(told.append):
+        for size, wrong in ((4, 0), (7, 0), (5, 0), (6, 1)):
+            rows, columns = (torch.randperm(size) < random.randint(2, size - 1) for _ in range(2))
+            other = torch.randn(int(rows.sum()), int(columns.sum()) + wrong)
+            x = torch.randn(size, size)
+            if wrong:
+                with pytest.raises(ValueError, match="is not"):
+                    compiled(x, rows, columns, other)
+            else:
+                torch.testing.assert_close(compiled(x, rows, columns, other), joined(x, rows, columns, other))
+    assert not [event for event in told if isinstance(event, events.Break)]

@@ -29,10 +29,12 @@ def torchs(extern: Extern) -> Extern:
     if extern.op is ctc_loss:
         return replace(extern, op=aten._ctc_loss.Tensor)
     if extern.op is recurrent:
-        kind, x, state, weights, biases, layers, bidirectional = extern.args
+        kind, x, batch_sizes, state, weights, biases, layers, bidirectional = extern.args
         start = state if kind == "lstm" else state[0]
-        options = (biases, layers, 0.0, False, bidirectional, False)  # no dropout, no training, time first
-        return replace(extern, op=getattr(aten, kind).input, args=(x, start, weights, *options))
+        options = (start, weights, biases, layers, 0.0, False, bidirectional)  # no dropout, no training
+        if batch_sizes is not None:
+            return replace(extern, op=getattr(aten, kind).data, args=(x, batch_sizes, *options))
+        return replace(extern, op=getattr(aten, kind).input, args=(x, *options, False))  # time first
     return extern
 
 
