@@ -41,6 +41,10 @@ def _devices(node: fx.Node) -> list[torch.device]:
 
 
 def _of(node: fx.Node, device: torch.device, dynamic: bool) -> str | None:
+    if node.op == "placeholder":  # one that stands for a generator is on no device
+        for user in node.users:
+            if (reason := _of_generator(user)) is not None:
+                return reason
     for other in _devices(node):
         if other.type != device.type:
             return f"{node.name} is on {other}, and a graph of {device} runs on that device alone"
@@ -61,6 +65,11 @@ def _of(node: fx.Node, device: torch.device, dynamic: bool) -> str | None:
         return f"the sizes that {node.target} gives depend on data"
     if _UNSAFE is not None and _UNSAFE in node.target.tags:
         return f"{node.target} is marked as unsafe in CUDA graphs (torch.Tag.cudagraph_unsafe)"
+    return _of_generator(node)
+
+
+def _of_generator(node: fx.Node) -> str | None:
+    """What an operation does with a generator that a replay would not do."""
     if node.target in STATES:
         return "it sets or asks the state of a random generator, which a replay does not"
     if node.target is drawn or node.kwargs.get("generator") is not None:
