@@ -89,6 +89,9 @@ class Machine:
     most_laid_out: int = 1 << 12
     #: So many rows of a product are summed side by side, in registers.
     rows_at_once: int = 4
+    #: Of a GPU's products of at most so many rows, each of sums of at least so many, kernels are tried.
+    most_rows: int = 8
+    least_summed: int = 1 << 8
     #: The weight gradient of a convolution over at most so many places (batch × height × width of the result) with at
     #: least so many weights is a matrix product: oneDNN's own way reorders the weights at great cost.
     most_places: int = 128

@@ -14,6 +14,7 @@ from torch import Tensor
 from bolide.inductor import compile_graph, search
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.machine import HOPPER
+from bolide.inductor.plan import Call
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.inductor.schedule.nest import Schedule
 from bolide.inductor.search import Run, Search
@@ -121,3 +122,30 @@ def test_what_fails_is_dropped(
     assert caplog.text.count("is dropped") >= len(bad & {0, 1, 2})
     reasons = graph.kernels[0].schedule.why
     assert ("the fastest when measured" in reasons) == (0 in bad and len(bad) < 9)
+
+
+def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(torch.nn.functional.linear(x, w, b))
+
+
+def plain(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return x @ w.t()
+
+
+@pytest.mark.parametrize("program", [linear, plain], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("rows, inner, columns", [(1, 320, 70), (4, 257, 9), (3, 1024, 2)])
+def test_products_of_few_rows_are_tried_as_kernels(
+    program: Callable[..., Tensor], dtype: torch.dtype, rows: int, inner: int, columns: int, seed: int
+) -> None:
+    """Which then have what follows in them; other products are ATen's."""
+    torch.manual_seed(seed)
+    x, w, b = [torch.randn(size, dtype=dtype) for size in ((rows, inner), (columns, inner), (columns,))]
+    search_of = Search(HOPPER, {}, Slower(0.5))
+    graph = compile_graph(*graph_of(program, (x, w, b)), tuner=search_of)
+    tolerance = {"rtol": 1e-2, "atol": 1e-1} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    assert_same(graph([x, w, b])[0], program(x, w, b), **tolerance)
+    assert len(graph.kernels) == 1 and not any(isinstance(step, Call) for step in graph.plan.steps)
+    large = torch.randn(40, inner, dtype=dtype)
+    graph = compile_graph(*graph_of(program, (large, w, b)), tuner=search_of)
+    assert any(isinstance(step, Call) for step in graph.plan.steps)

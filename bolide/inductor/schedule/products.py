@@ -126,12 +126,28 @@ def _is_small(product: Extern, buffers: Mapping[str, Described], machine: Machin
     return plain and ready and worth and 0 < prod(extent.value for extent in extents) <= most
 
 
-def _definitions(product: Extern, buffers: Mapping[str, Described]) -> list[Definition]:
-    """A product as the sum that it is. The second operand is laid out by rows before, if it is not."""
+def _is_of_few_rows(product: Extern, buffers: Mapping[str, Described], machine: Machine) -> bool:
+    """Whether a kernel of a GPU may compute a product about as fast as memory gives the second operand: it is read once
+    for each of a few rows, along what is summed (a layer's weight, one token)."""
+    *biases, a, b = product.args
+    if any(factor != 1 for factor in product.kwargs.values()) or not all(isinstance(bias, View) for bias in biases):
+        return False
+    extents = [*a.shape, b.shape[-1]]
+    if len(a.shape) != 2 or not all(extent.is_const for extent in extents):
+        return False
+    rows, inner, columns = [extent.value for extent in extents]
+    few = 0 < rows <= machine.most_rows and columns > 0 and inner >= machine.least_summed
+    lies = _row_major(a, buffers) and _row_major(_transposed(b, buffers), buffers)
+    return few and lies and product.dtypes[0].is_floating_point
+
+
+def _definitions(product: Extern, buffers: Mapping[str, Described], by_rows: bool = True) -> list[Definition]:
+    """A product as the sum that it is, in float32 at least. The second operand is laid out by rows before, if it is not
+    and is to be (`by_rows`)."""
     *biases, a, b = product.args
     name, (dtype,), (shape,), (layout,) = _name(product), product.dtypes, product.shapes, product.layouts
     done: list[Definition] = []
-    if not _has_rows(b, buffers):
+    if by_rows and not _has_rows(b, buffers):
         axes = tuple([f"{name}_r{i}" for i in range(len(b.shape))])
         value = _element(b, axis_vars(zip(axes, b.shape)), dtype)
         rows = Computed(f"{name}_rows", dtype, b.shape, axes, value, layout=Layout.row_major(b.shape))
@@ -141,20 +157,26 @@ def _definitions(product: Extern, buffers: Mapping[str, Described]) -> list[Defi
     *batch, row, column = axis_vars(zip(axes, shape))
     place = axis_var(*inner)
     factors = (_element(a, (*batch, row, place), dtype), _element(b, (*batch, place, column), dtype))
-    value = Node.make("product", dtype, factors)
+    wide = torch.promote_types(dtype, torch.float32)
+    value = Node.make("product", wide, tuple([_cast(each, wide) for each in factors]))
     total = Computed(name, dtype, shape, axes, value, "sum", (inner,), layout=layout)
     total = replace(total, origin=product.origin, device=product.device)
     if not biases:
         return [*done, total]
     (bias,) = biases
+    total = replace(total, dtype=wide)
     axes = tuple([f"{name}_o{i}" for i in range(len(shape))])
     coords = axis_vars(zip(axes, shape))
     along = zip(reversed(bias.shape), reversed(coords))
     at = [Expr.const(0) if is_one(extent) else coord for extent, coord in along][::-1]
     whole = View(f"{name}_product", shape, None, None)
-    added = Node.make("add", dtype, (_element(whole, coords, dtype), _element(bias, tuple(at), dtype)))
-    result = replace(total, axes=axes, value=added, reduce_op=None, reduce_axes=())
+    added = Node.make("add", wide, (_element(whole, coords, wide), _cast(_element(bias, tuple(at), dtype), wide)))
+    result = replace(total, dtype=dtype, axes=axes, value=_cast(added, dtype), reduce_op=None, reduce_axes=())
     return [*done, replace(total, name=whole.buffer, layout=None), result]
+
+
+def _cast(value: Node, dtype: torch.dtype) -> Node:
+    return value if value.dtype == dtype else Node.make("cast", dtype, (value,))
 
 
 def _element(view: View, coords: tuple[Expr, ...], dtype: torch.dtype) -> Node:
@@ -188,7 +210,7 @@ def choose_libraries(program: Program, machine: Machine, choose: Choose | None =
     buffers = program.buffers()
     done: list[Definition] = []
     for definition in program.definitions:
-        if isinstance(definition, Extern) and definition.op in _WAYS and definition.device.type == "cpu":
+        if isinstance(definition, Extern) and definition.op in _WAYS:
             way = _usual(definition, buffers, program.size_vars, machine)
             if choose is not None:
                 way = _chosen(way, definition, buffers, program.size_vars, machine, choose)
@@ -199,7 +221,9 @@ def choose_libraries(program: Program, machine: Machine, choose: Choose | None =
 
 
 def _usual(extern: Extern, buffers: Mapping[str, Described], likely: Mapping[str, int], machine: Machine) -> Way:
-    """The way of a call that rules take."""
+    """The way of a call that rules take: on a GPU only a search takes another one than ATen's."""
+    if machine.device == "cuda":
+        return "aten"
     if extern.op in PRODUCTS and _is_small(extern, buffers, machine):
         return "kernel"
     if extern.op in (aten.mm.default, aten.addmm.default):
@@ -271,10 +295,14 @@ def _alone(extern: Extern, buffers: Mapping[str, Described], likely: Mapping[str
 
 def _run(way: Way, extern: Extern, buffers: Mapping[str, Described], machine: Machine) -> list[Definition]:
     """The definitions that run a call in this way; none where that cannot be, or is the call as it is."""
-    return _WAYS[extern.op][way](extern, buffers, machine) if way in _WAYS[extern.op] else []
+    if way not in _WAYS[extern.op] or (way != "kernel" and machine.device != "cpu"):
+        return []
+    return _WAYS[extern.op][way](extern, buffers, machine)
 
 
 def _kernel(product: Extern, buffers: Mapping[str, Described], machine: Machine) -> list[Definition]:
+    if machine.device == "cuda":
+        return _definitions(product, buffers, by_rows=False) if _is_of_few_rows(product, buffers, machine) else []
     return _definitions(product, buffers) if _is_small(product, buffers, machine, TRIED) else []
 
 
