@@ -83,6 +83,11 @@ class Machine:
     #: many elements on: their places go through memory with the values.
     enough_parts: int = 1 << 18
     places_length: int = 1 << 17
+    #: Scans that fewer threads than `scan_threads` would share (0: none) are made in runs, of at least `scan_row`
+    #: elements along memory, or `scan_column` across it.
+    scan_threads: int = 0
+    scan_row: int = 1 << 12
+    scan_column: int = 1 << 6
     #: Products of at most so many multiplications are kernels. An operand that must be laid out by rows before has at
     #: most so many elements for each row that it is multiplied by.
     most_multiplications: int = 1 << 18
@@ -198,6 +203,7 @@ HOPPER = Machine(
     least_with_rest=16,
     most_parts=1 << 10,
     places_length=1 << 9,
+    scan_threads=1 << 18,
     most_multiplications=0,
     most_places=0,
     most_small_window=0,

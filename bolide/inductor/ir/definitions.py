@@ -116,6 +116,7 @@ class Computed:
     origin: Origin | None = None
     absorbed: tuple[Origin, ...] = ()  # whose work was substituted into this definition
     scan: str | None = None  # the axis along which each element is the reduction of those up to it, itself included
+    run: int | None = None  # a scan begins anew at each multiple of this
     device: torch.device = CPU
     operands: ClassVar[tuple[Node, ...]] = ()
 

@@ -80,7 +80,9 @@ def _computed(definition: Computed, buffers: Memory, env: Env) -> torch.Tensor:
     scalars = NodeValues(buffers, scope)
     value = scalars.value(definition.value).expand(shape + along)
     if definition.scan is not None:
-        value = scanned(definition.reduce_op, value, definition.axes.index(definition.scan))
+        dim = definition.axes.index(definition.scan)
+        runs = torch.split(value, definition.run or max(value.shape[dim], 1), dim)
+        value = torch.cat([scanned(definition.reduce_op, run, dim) for run in runs], dim)
     elif definition.reduce_op is not None:
         value = reduced(definition.reduce_op, value.flatten(len(shape)) if along else value.unsqueeze(-1))
     if definition.position is not None:

@@ -86,7 +86,8 @@ class _Machine:
         extent = int(index_value(loop.axis.extent, self.env))
         flat = all(isinstance(statement, (Store, Update)) for statement in loop.body)
         at_once = loop.axis.kind in (*VECTOR_KINDS, "reduce") and flat and extent > 0
-        positions = range(extent) if loop.axis.bound is None else reversed(range(extent))  # as good as any order
+        ordered = loop.axis.bound is None or loop.axis.kind == "scan"
+        positions = range(extent) if ordered else reversed(range(extent))  # as good as any order
         for position in [torch.arange(extent)] if at_once else positions:
             self.env[loop.axis.name] = position
             self.run(loop.body)

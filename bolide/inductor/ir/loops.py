@@ -83,7 +83,7 @@ class Axis:
     it starts. Their iterations run in any order and side by side, so they touch elements of their own, or add by
     ``atomic_add``, or store by ``any``; what is reduced along them goes through memory, a part for each of so many
     iterations, which another loop joins in order: results do not depend on who runs what. Axes on a team are vector or
-    reduce_vector axes inside, whose reductions the team joins itself."""
+    reduce_vector axes inside, whose reductions the team joins itself, or scan axes of updates, then stores."""
 
     name: str
     extent: Expr

@@ -181,7 +181,8 @@ def definition_text(definition: Definition) -> str:
         return f"{definition.name}: {_type(definition.dtype, definition.shape, None)} = {value}"
     if definition.reduce_op is not None:
         place = "" if definition.position is None else f" at {node_text(definition.position)}"
-        where = f"up to {definition.scan}" if definition.scan else f"for {_ranges(definition.reduce_axes)}"
+        runs = "" if definition.run is None else f" in runs of {definition.run}"
+        where = f"up to {definition.scan}{runs}" if definition.scan else f"for {_ranges(definition.reduce_axes)}"
         value = f"{definition.reduce_op}({value}{place} {where})"
     kind = _type(definition.dtype, definition.shape, definition.layout)
     return f"{definition.name}[{_list(definition.axes)}]: {kind} = {value}"

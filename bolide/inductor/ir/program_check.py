@@ -49,6 +49,7 @@ def _check(definition: Definition, known: dict[str, Described], axes: set[str]) 
         reduces = bool(definition.reduce_axes) != (definition.scan is not None)
         _require(reduces == (definition.reduce_op is not None), "a reduction has axes, or one that it runs along")
         _require(definition.scan in (None, *definition.axes), "a scan runs along one of its axes")
+        _require(definition.run is None or definition.scan is not None, "runs are parts of a scan")
         same = definition.value.dtype is definition.dtype or definition.reduce_op is not None
         _require(same, f"the value is {definition.value.dtype}, the buffer {definition.dtype}")
         placed = definition.reduce_op in ("argmin", "argmax")

@@ -123,7 +123,7 @@ def _loop(state: _State, loop: Loop) -> None:
     elif axis.bound is not None:
         _bound(state, loop)
     outside, in_parts = state.parallel_outside, state.in_parts
-    if axis.bound == "team":
+    if axis.bound == "team" and axis.kind != "scan":
         updated = {inner.name for inner in statements(loop.body) if isinstance(inner, Update)}
         state.in_parts = updated.intersection(state.accumulators)
     if axis.kind in ("parallel", "vector"):
@@ -152,8 +152,10 @@ def _bound(state: _State, loop: Loop) -> None:
 
 def _team(state: _State, loop: Loop) -> None:
     axis = loop.axis
-    if axis.kind not in VECTOR_KINDS:
+    if axis.kind not in (*VECTOR_KINDS, "scan"):
         raise state.fail(f"{axis.kind} loop {axis.name} is bound to a team")
+    if axis.kind == "scan" and not all(isinstance(inner, (Update, Store)) for inner in loop.body):
+        raise state.fail(f"scan loop {axis.name}, which a team shares, has more in it than updates and stores")
 
 
 def _side_by_side(state: _State, nest: Sequence[Loop]) -> None:

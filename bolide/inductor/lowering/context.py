@@ -522,15 +522,17 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> object:
 
 def _on_gpu(definitions: Sequence[Definition]) -> bool:
     """Whether a GPU has all operations of these definitions, and runs them side by side. (If not, they are left without
-    readers.) Scans are libraries' there, and scatters whose points may meet, but for sums in any order."""
+    readers.) Scatters whose points may meet are libraries' there, but for sums in any order, and with
+    `use_deterministic_algorithms` these and scans as well: eager refuses some of them."""
     from bolide.inductor.codegen.cuda.operations import supported
 
+    deterministic = torch.are_deterministic_algorithms_enabled()
     computed = [definition for definition in definitions if isinstance(definition, (Computed, Scatter))]
     for definition in computed:
         if isinstance(definition, Scatter) and definition.operands:
-            ordered = definition.mode != "add" or torch.are_deterministic_algorithms_enabled()
+            ordered = definition.mode != "add" or deterministic
         else:
-            ordered = isinstance(definition, Computed) and definition.scan is not None
+            ordered = deterministic and isinstance(definition, Computed) and definition.scan is not None
         if ordered:
             return False
     nodes = nodes_below([root for definition in computed for root in roots_of(definition)])

@@ -17,6 +17,7 @@ from bolide.inductor.ir.definitions import Element
 from bolide.inductor.ir.loops import (
     Access,
     Axis,
+    Bound,
     Init,
     Kernel,
     Local,
@@ -65,7 +66,8 @@ def schedule_of(
         ]
     if machine.device == "cuda":
         picks = any(piece.stage.position is not None for piece in pieces)
-        schedule = in_teams(schedule, machine, picks, sizes)
+        scans = any(piece.stage.scan for piece in pieces)
+        schedule = in_teams(schedule, machine, picks, sizes, scans)
     if schedule.inner:
         return schedule, pieces
     stores = [_store(piece.stage, piece.target) for piece in pieces if piece.target is not None]
@@ -197,7 +199,8 @@ def _passes(
         if current.inside:
             axes = schedule.inner if current.inits else [_storing(axis) for axis in schedule.inner]
             if any(piece.stage.scan for piece in pieces):  # alone in its kernel
-                axes = [replace(axis, kind="scan") for axis in schedule.inner]
+                bound: Bound | None = "team" if schedule.team > 1 else None
+                axes = [replace(axis, kind="scan", bound=bound) for axis in schedule.inner]
             body += _loops(axes, tuple(current.inside))
         body += current.behind
     return tuple(body), scratch

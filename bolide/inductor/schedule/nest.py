@@ -195,23 +195,33 @@ def cut(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedu
     return replace(schedule, splits=splits, why=(*schedule.why, *why))
 
 
-def in_teams(schedule: Schedule, machine: Machine, picks: bool, sizes: Mapping[str, int]) -> Schedule:
+def in_teams(
+    schedule: Schedule, machine: Machine, picks: bool, sizes: Mapping[str, int], scans: bool = False
+) -> Schedule:
     """The schedule of a kernel for a GPU: a team shares a vector axis inside, of more threads the longer it is, and the
     more often they go through it. `picks`: it looks for places (of maxima), which are costly to join: so fewer threads
-    have some. Symbolic `sizes` count as what they were while the program was traced."""
-    return _with_team(_gathering(schedule, machine, sizes), machine, picks, sizes)
+    have some. `scans`: each of its steps costs all threads time, so they are as few as keep the GPU busy. Symbolic
+    `sizes` count as what they were while the program was traced."""
+    return _with_team(_gathering(schedule, machine, sizes), machine, picks, sizes, scans)
 
 
-def _with_team(schedule: Schedule, machine: Machine, picks: bool, sizes: Mapping[str, int]) -> Schedule:
+def _with_team(
+    schedule: Schedule, machine: Machine, picks: bool, sizes: Mapping[str, int], scans: bool = False
+) -> Schedule:
     """The schedule with a team for its vector axis inside, or without one."""
     vector = next((axis for axis in schedule.inner if axis.name == schedule.vector), None)
     if vector is None:
         return replace(schedule, team=1)
     length = _usual(vector.extent, machine, sizes)
+    if scans and length < machine.lanes // 2:
+        return replace(schedule.with_vector(None, "few elements to scan"), team=1)
     points = math.prod([_usual(axis.extent, machine, sizes) for axis in schedule.inner])
     turns = 2 * machine.most_turns if picks else machine.most_turns
     teams = [team for team in machine.teams if team <= length] or [*machine.teams[:1]]
     team = next((team for team in teams if points <= team * turns), teams[-1])
+    if scans:
+        rows = math.prod([_usual(axis.extent, machine, sizes) for axis in schedule.outer])
+        team = next((each for each in teams if rows * each >= machine.scan_threads or each >= team), team)
     why = f"teams of {team}: each thread has at most {-(-length // team)} of {vector.name}"
     return replace(schedule, team=team, jam=None, why=(*schedule.why, why))
 

@@ -25,7 +25,7 @@ from bolide.inductor.schedule.loop_writer import kernel_of, pieces_of, schedule_
 from bolide.inductor.schedule.nest import Schedule
 from bolide.inductor.schedule.order import checks_first, lifetimes_of, order_for_memory, writes_late
 from bolide.inductor.schedule.products import Choose, Way, accumulate_products, choose_libraries
-from bolide.inductor.schedule.split import split_reductions, split_scatters, update_in_place
+from bolide.inductor.schedule.split import split_reductions, split_scans, split_scatters, update_in_place
 from bolide.inductor.schedule.stages import Group, Refusal, Scheduling, Unit, description_of, unit_reads
 from bolide.inductor.schedule.steps import StepWriter
 from bolide.symbolic import Expr
@@ -57,6 +57,7 @@ def program_passes(
         "accumulate": accumulate_products,
         "inline": partial(inline, machine=machine, static=static),
         "split": partial(split_reductions, machine=machine),
+        "split scans": partial(split_scans, machine=machine),
         "split scatters": partial(split_scatters, machine=machine),
         "libraries": partial(choose_libraries, machine=machine, choose=choose),
         "checks": checks_first,

@@ -36,7 +36,7 @@ from bolide.inductor.ir.definitions import (
     volume,
 )
 from bolide.inductor.ir.loops import Node
-from bolide.inductor.ir.scalar_ops import JOINED_BY
+from bolide.inductor.ir.scalar_ops import JOINED_BY, identity
 from bolide.inductor.ir.walks import (
     loads_of,
     map_leaves,
@@ -229,6 +229,76 @@ def _along_memory(definition: Computed) -> bool:
     reduced = {name for name, _ in definition.reduce_axes}
     last = [node.arg.coords[-1].free_vars for node in loads_of((definition.value,)) if node.arg.coords]
     return 2 * sum(not reduced.isdisjoint(names) for names in last) >= len(last)
+
+
+# ---- long scans ------------------------------------------------------------------------------------------------------
+
+
+def split_scans(program: Program, machine: Machine) -> Program:
+    """The program with every long scan that few threads would share in runs of its axis: first what each run gives as a
+    whole, then the scan of these, then each run's scan, which begins with what comes before it."""
+    if not machine.scan_threads:
+        return program
+
+    def in_runs(definition: Definition) -> list[Definition]:
+        if not isinstance(definition, Computed) or definition.scan is None:
+            return [definition]
+        run = _run(definition, machine, program.size_vars)
+        return [definition] if run is None else _in_runs(definition, definition.scan, run)
+
+    return replace(program, definitions=[*chain.from_iterable(map(in_runs, program.definitions))])
+
+
+def _run(scan: Computed, machine: Machine, sizes: Mapping[str, int]) -> int | None:
+    """How long the runs of a scan are, if it is to have some: a power of two."""
+    extents = {name: extent.subs(sizes) for name, extent in zip(scan.axes, scan.shape)}
+    if not all(extent.is_const for extent in extents.values()):
+        return None
+    length = extents.pop(str(scan.scan)).value
+    last = [node.arg.coords[-1].free_vars for node in loads_of((scan.value,)) if node.arg.coords]
+    along = 2 * sum(scan.scan in names for names in last) > len(last)
+    shared, shortest = (machine.teams[-1], machine.scan_row) if along else (1, machine.scan_column)
+    parts = machine.scan_threads // max(shared * volume(extents.values()).value, 1)
+    run = max(shortest, 1 << max(length // max(parts, 1), 1).bit_length() - 1)
+    return run if length > 2 * run else None
+
+
+def _in_runs(scan: Computed, axis: str, run: int) -> list[Definition]:
+    """The definitions of a scan in runs of this length. Where the last one is shorter, nothing comes behind it."""
+    place = scan.axes.index(axis)
+    extent, op, dtype = scan.shape[place], str(scan.reduce_op), scan.value.dtype
+    shape = (*scan.shape[:place], extent // run, *scan.shape[place + 1 :])
+
+    def fresh(mark: str) -> tuple[str, ...]:
+        return tuple([f"{name}_{scan.name}_{mark}" for name in scan.axes])
+
+    names = fresh("runs")
+    coords, within = axis_vars(zip(names, shape)), f"{axis}{scan.name}w"
+    length = Expr.const(run)
+    moved = dict(zip(scan.axes, coords)) | {axis: coords[place] * run + axis_var(within, length)}
+    totals = replace(
+        scan,
+        name=f"{scan.name}_runs",
+        dtype=dtype,
+        shape=shape,
+        axes=names,
+        value=substitute(moved)(scan.value),
+        reduce_axes=((within, length),),
+        scan=None,
+        layout=None,
+    )
+    names = fresh("ends")
+    ends = replace(totals, name=f"{scan.name}_ends", axes=names, reduce_axes=(), scan=names[place], absorbed=())
+    ends = replace(ends, value=_loaded(totals.name, dtype, axis_vars(zip(names, shape))))
+    here, zero = scan.coords[place], Node.make("const", torch.int64, (), 0)
+    begins = Node.make("eq", torch.bool, (Node.make("index", torch.int64, (), here % run), zero))
+    later = Node.make("ge", torch.bool, (Node.make("index", torch.int64, (), here - run), zero))
+    begins = Node.make("and", torch.bool, (begins, later))
+    element = Element(ends.name, tuple([here // run - 1 if c is here else c for c in scan.coords]), True)
+    before = Node.make("load", dtype, (begins,), element)
+    nothing = Node.make("const", dtype, (), identity(op, dtype))
+    before = Node.make("where", dtype, (begins, before, nothing))
+    return [totals, ends, replace(scan, value=Node.make(JOINED_BY[op], dtype, (before, scan.value)), run=run)]
 
 
 # ---- long scatters -------------------------------------------------------------------------------------------------

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 import torch
 
-from bolide.inductor.ir.definitions import Computed, Extern, Layout, Result, Scatter, WriteBack
+from bolide.inductor.ir.definitions import Computed, Extern, Layout, Result, Scatter, WriteBack, axis_var
 from bolide.inductor.ir.loops import CPU, Node, ReduceOp, ScatterMode
 from bolide.inductor.ir.structure import Describer, Structure, number
-from bolide.inductor.ir.walks import index_vars, loads_of, nodes_below, reads, roots_of, writes
+from bolide.inductor.ir.walks import index_vars, loads_of, nodes_below, reads, roots_of, substitute, with_roots, writes
 from bolide.inductor.machine import Machine
 from bolide.symbolic import Expr
 
@@ -111,7 +112,8 @@ def stage_of(definition: Computed | Scatter, mark: bool = False) -> Stage:
     if isinstance(definition, Scatter):
         return replace(stage, mode=definition.mode)
     if definition.scan in dict(stage.axes):
-        return replace(stage, reduce_op=definition.reduce_op, scan=definition.scan)
+        scan = replace(stage, reduce_op=definition.reduce_op, scan=definition.scan)
+        return scan if definition.run is None else _in_runs(scan, definition.scan, definition.run)
     reduced = _space(definition.reduce_axes)
     if definition.reduce_op is not None and not reduced:
         return stage if definition.position is None else replace(stage, value=definition.position)
@@ -120,6 +122,19 @@ def stage_of(definition: Computed | Scatter, mark: bool = False) -> Stage:
         needed = [axis for axis in reduced if axis[0] in used or (axis[1].bounds()[0] or 0) < 1]
         return replace(stage, axes=tuple(needed), mode="any")
     return replace(stage, reduce_op=definition.reduce_op, reduce_axes=reduced, position=definition.position)
+
+
+def _in_runs(stage: Stage, axis: str, length: int) -> Stage:
+    """A scan that begins anew at each multiple of `length`: the runs are an axis of their own."""
+    extent = dict(stage.axes)[axis]
+    runs = (f"{axis}h", extent.ceildiv(length))
+    first = axis_var(*runs) * length
+    is_even = extent.is_const and extent.value % length == 0
+    within = (f"{axis}l", Expr.const(length) if is_even else Expr.min(extent - first, length))
+    place = {axis: first + axis_var(*within)}
+    axes = [(runs, within) if known[0] == axis else (known,) for known in stage.axes]
+    coords = tuple([coord.subs(place) for coord in stage.coords])
+    return with_roots(stage, substitute(place), axes=tuple(chain.from_iterable(axes)), coords=coords, scan=within[0])
 
 
 def _space(axes: Iterable[tuple[str, Expr]]) -> Space:

@@ -37,6 +37,8 @@ Kept = tuple[Node, int, int]
 BLOCK, WARPS = 256, 4
 #: Blocks that a multiprocessor has registers for, at least: one loads while another one computes.
 RESIDENT = 2
+#: Elements of a scan, and turns, that a thread loads before it stores any.
+SCANNED, SCANNED_TURNS = 16, 4
 #: Bytes of shared memory that blocks have without asking for more.
 SHARED = 48 << 10
 
@@ -402,6 +404,12 @@ class TeamWriter(RegionWriter):
             super().loop(loop)
             return
         self._wait_before(loop)
+        if loop.axis.kind == "scan" and loop.axis.bound == "team":
+            self.is_apart = True
+            self._scanned(loop)
+            self.is_apart = False
+            self.hazards.note(loop)
+            return
         r = self.r
         names = [name for name in updated_in(loop.body) if self._is_in_parts(name, loop)]
         before = {name: r.partials[name, 1] for name in names}
@@ -540,6 +548,74 @@ class TeamWriter(RegionWriter):
         self.is_apart = False
         self.hazards.note(loop)
 
+    def _scanned(self, loop: Loop) -> None:
+        """A scan whose iterations the threads share: they take turns together, a few elements each, of which a few
+        turns load before the first one stores."""
+        b, r, width = self.b, self.r, self.lanes(loop)
+        step, stop, zero = self.team.size * width, r.scalar(loop.axis.extent), b.const(0, "i64")
+        mine = self.team.thread * width
+        updates = [statement for statement in loop.body if isinstance(statement, Update)]
+        stores = [statement for statement in loop.body if isinstance(statement, Store)]
+
+        def given(place: Value) -> list[Value]:
+            values: list[Value] = []
+            self.at(loop, place, lambda: values.extend(r.wide(r.value(update.value)) for update in updates))
+            return values
+
+        def scan(values: Sequence[Value]) -> None:
+            for update, value in zip(updates, values):
+                accumulator, (carry,) = r.accumulators[update.name], r.partials[update.name, 1]
+                r.scanned[update.name], carry = self.team.scanned(accumulator, value, carry)
+                r.partials[update.name, 1] = (carry,)
+
+        def store(place: Value) -> None:
+            self.at(loop, place, partial(self.statements, stores))
+
+        def turns(count: int) -> None:
+            places = [r.env[loop.axis.name] + mine + turn * step for turn in range(count)]
+            for place, values in zip(places, [given(place) for place in places]):
+                scan(values)
+                store(place)
+
+        def rest() -> None:
+            place = whole + mine
+            there = b.compare("icmp slt", place, stop)
+            scan(self._or_nothing(there, updates, partial(given, place)))
+            self.guarded(there, partial(store, place))
+
+        several = min(SCANNED_TURNS, max(1, SCANNED // width))
+        with self._lanes_of(loop, width):
+            self.hoist((loop,), changed_by((loop,)))
+            many = _multiple(stop, several * step)
+            whole = _multiple(stop, step)
+            for start, end, count in ((zero, many, several), (many, whole, 1)):
+                run = partial(self.repeated, loop, start, end, count * step, partial(turns, count))
+                self._if_below(start, end, run)
+            self._if_below(whole, stop, rest)
+        r.scanned.clear()
+
+    def _or_nothing(self, condition: Value, updates: Sequence[Update], given: Callable[[], list[Value]]) -> list[Value]:
+        """The values of updates under a condition; otherwise, what changes nothing."""
+        b, r = self.b, self.r
+        before, then, join = b.block, b.new_label("then"), b.new_label("join")
+        b.branch(condition, then, join)
+        b.label(then)
+        r.push()
+        values = given()
+        r.pop()
+        end = b.block
+        b.jump(join)
+        b.label(join)
+        nothing = [r.accumulators[update.name].initial(b, r.lanes)[0] for update in updates]
+        return [b.merge(value, end, none, before) for value, none in zip(values, nothing)]
+
+    def _if_below(self, start: Value, stop: Value, run: Body) -> None:
+        """Runs code if one number is below the other."""
+        if start.number is None or stop.number is None:
+            self.guarded(self.b.compare("icmp slt", start, stop), run)
+        elif start.number < stop.number:
+            run()
+
     def _written_out(self, loop: Loop, start: Value, step: int) -> None:
         """The turns that a thread takes of a loop, one after the other; the last one only some threads may have. What
         whole turns have loaded is kept for other loops, in registers."""
@@ -600,6 +676,14 @@ def _warps(kernel: Kernel) -> int:
 
 def _has_teams(body: Iterable[Stmt]) -> bool:
     return any(isinstance(statement, Loop) and statement.axis.bound == "team" for statement in statements(body))
+
+
+def _multiple(value: Value, step: int) -> Value:
+    """The largest multiple of `step` that is not above."""
+    b = value.b
+    if value.number is not None:
+        return b.const(value.number // step * step, "i64")
+    return b.binary("udiv", value, b.const(step, "i64")) * step
 
 
 def _outside_teams(body: Iterable[Stmt]) -> Iterator[Stmt]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from bolide.inductor.codegen.builder import BITS, Builder, Value
 from bolide.inductor.codegen.function_values import Accumulator, Parts
@@ -84,6 +84,67 @@ class Team:
             joined[name] = self._across(accumulator, others, width)
         return joined
 
+    def scanned(self, accumulator: Accumulator, value: Value, carry: Value) -> tuple[Value, Value]:
+        """The reductions up to each lane of each thread, threads in order, joined to `carry`; and those of all. Every
+        thread of the team must get here."""
+        b = self.b
+        (nothing,) = accumulator.initial(b, 1)
+
+        def join(left: Value, right: Value) -> Value:
+            return accumulator.join((left,), (right,))[0]
+
+        within = [b.extract(value, 0)]
+        for lane in range(1, value.lanes):
+            within.append(join(within[-1], b.extract(value, lane)))
+        mine = self._up_to(join, within[-1], WARP)
+        start, end = carry, self._shuffled("idx", mine, WARP - 1)
+        if self.has_warps:
+            lower, end = self._scan_of_warps(join, end, nothing)
+            start = join(carry, lower)
+        start = join(start, b.select(self._is_from(1), self._from_below(mine, 1), nothing))
+        results = [join(start, each) for each in within]
+        lanes = results[0]
+        if value.lanes > 1:
+            lanes = Value(b, "poison", value.scalar, value.lanes)
+            for lane, result in enumerate(results):
+                lanes = b.insert(lanes, result, lane)
+        return lanes, join(carry, end)
+
+    def _up_to(self, join: Callable[[Value, Value], Value], value: Value, width: int) -> Value:
+        """The reductions of the values of a warp's first threads, so many, up to each of them."""
+        distance = 1
+        while distance < width:
+            joined = join(self._from_below(value, distance), value)
+            value = self.b.select(self._is_from(distance), joined, value)
+            distance *= 2
+        return value
+
+    def _is_from(self, lane: int) -> Value:
+        return self.b.compare("icmp uge", self.lane, lane)
+
+    def _from_below(self, value: Value, distance: int) -> Value:
+        """The value of the thread so many numbers below; of the warp's first ones, another one's."""
+        return self._shuffled("idx", value, (self.lane - distance) & (WARP - 1))
+
+    def _scan_of_warps(
+        self, join: Callable[[Value, Value], Value], value: Value, nothing: Value
+    ) -> tuple[Value, Value]:
+        """The reduction of the values that all warps before this one have, and that of all warps."""
+        b, warps = self.b, self.size // WARP
+        room = self._room(value.scalar, warps)
+        warp = b.binary("lshr", self.thread, b.const(5, "i64"))
+        self.barrier()  # what the last turn has left here may still be read
+        with b.when(b.compare("icmp eq", self.lane, 0)):
+            b.do(f"store {value}, {_element(room, value.scalar, warp)}")
+        self.barrier()
+        there = b.compare("icmp ult", self.lane, warps)
+        found = _loaded(room, value.scalar, b.convert("zext", b.select(there, self.lane, 0), "i64"))
+        sums = self._up_to(join, b.select(there, found, nothing), 1 << (warps - 1).bit_length())
+        below = b.convert("trunc", warp, "i32") - 1
+        lower = self._shuffled("idx", sums, below & (WARP - 1))
+        is_first = b.compare("icmp slt", below, 0)
+        return b.select(is_first, nothing, lower), self._shuffled("idx", sums, warps - 1)
+
     def _room(self, scalar: str, count: int) -> Value:
         """Shared memory for so many values, of this place in the code alone."""
         self.sites += 1
@@ -97,7 +158,7 @@ class Team:
         self.rooms[symbol] = size + -size % ROOM
         return Value(b, f"addrspacecast (ptr addrspace(3) @{symbol} to ptr)", "ptr", 1)
 
-    def _shuffled(self, mode: str, value: Value, lane: int) -> Value:
+    def _shuffled(self, mode: str, value: Value, lane: int | Value) -> Value:
         """The value of another thread of the warp: ``bfly``, of the one whose number differs in this bit; ``idx``, of
         the one with this number."""
         b, scalar = value.b, value.scalar
@@ -113,7 +174,8 @@ class Team:
             return b.bitcast(self._shuffled(mode, bits, lane), scalar)
         if scalar != "i32":
             return b.convert("trunc", self._shuffled(mode, b.convert("zext", value, "i32"), lane), scalar)
-        numbers = (b.const(-1, "i32"), value, b.const(lane, "i32"), b.const(WARP - 1, "i32"))
+        number = lane if isinstance(lane, Value) else b.const(lane, "i32")
+        numbers = (b.const(-1, "i32"), value, number, b.const(WARP - 1, "i32"))
         return b.call(f"llvm.nvvm.shfl.sync.{mode}.i32", numbers, "i32")
 
 
