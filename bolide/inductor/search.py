@@ -42,6 +42,9 @@ IN_TURN = 4
 LIGHTEST = 16
 """Threads are not tried where an element would need more than so much work to be worth the first of them."""
 
+NEAR = 2e-2
+"""Results differ by at most this share of theirs, and of the largest: orders of additions are others."""
+
 Run = Callable[[], object]
 Clock = Callable[[Run], float]
 """Seconds of one run."""
@@ -82,6 +85,14 @@ class _AsTheyAre:
         return "aten"
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is measured, and what tells the results of one run."""
+
+    run: Run
+    results: Callable[[], Sequence[torch.Tensor]]
+
+
 @dataclass(slots=True)
 class Search:
     """Chooses schedules and libraries for a machine and for these `sizes`. What was found is kept with the machine code
@@ -118,17 +129,18 @@ class Search:
         if self.progress is not None:
             self.progress.advance(self.task)
 
-    def _runs(self, programs: Sequence[Program]) -> list[Callable[[], Run]]:
-        """What makes what runs each program, on tensors of its own."""
+    def _runs(self, programs: Sequence[Program]) -> list[Callable[[], Trial]]:
+        """What makes the trial of each program, on the same tensors."""
         tensors = [_tensor(given) for given in programs[0].inputs]
 
-        def made(program: Program) -> Run:
+        def made(program: Program) -> Trial:
             names = tuple([given.name for given in program.inputs])
             scheduled = schedule_program(program, names, names, self.machine, _AsTheyAre())
             kernels = compile_kernels(scheduled.plan.kernels, self.machine, {})
             binding = driver.Binding(binder(kernels), {}, scheduled.objects, failure(kernels))
             run, _ = driver.build(scheduled.plan, binding, "max_autotune")
-            return partial(_on_copies, run, tensors)
+            on_copies = partial(_on_copies, run, tensors)
+            return Trial(on_copies, on_copies)
 
         return [partial(made, program) for program in programs]
 
@@ -142,7 +154,7 @@ class Search:
         names = {"kernels": artifacts.digest_of("\n".join([digest(kernel) for kernel in kernels]))}
         names["sizes"] = repr(sizes)
 
-        def runs() -> list[Callable[[], Run]]:
+        def runs() -> list[Callable[[], Trial]]:
             buffers = self._buffers(kernels[0])
             return [partial(self._launched, kernel, buffers, sizes) for kernel in kernels]
 
@@ -150,8 +162,8 @@ class Search:
         chosen = candidates[place]
         return replace(chosen, why=(*chosen.why, "the fastest when measured")) if place else chosen
 
-    def _launched(self, kernel: Kernel, buffers: Sequence[torch.Tensor], sizes: Sequence[int]) -> Run:
-        """What launches a kernel on buffers, and raises the error of a launch."""
+    def _launched(self, kernel: Kernel, buffers: Sequence[torch.Tensor], sizes: Sequence[int]) -> Trial:
+        """The trial of a kernel on buffers, which are no results of it before."""
         (compiled,) = compile_kernels([kernel], self.machine, self.sizes)
         words = [*(buffer.data_ptr() for buffer in buffers), *sizes]
 
@@ -160,7 +172,14 @@ class Search:
             if compiled.raise_error is not None:
                 compiled.raise_error()
 
-        return run
+        def results() -> list[torch.Tensor]:
+            written = [buffer for buffer, param in zip(buffers, kernel.params) if param.role != "in"]
+            for buffer in written:
+                _fill(buffer)
+            run()
+            return [buffer.clone() for buffer in written]
+
+        return Trial(run, results)
 
     def _elements(self, kernel: Kernel) -> int:
         """The elements that a kernel works on; 0 where a size is not known."""
@@ -184,7 +203,7 @@ class Search:
         names: Mapping[str, str],
         label: str,
         device: torch.device,
-        makers: Callable[[], Sequence[Callable[[], Run]]],
+        makers: Callable[[], Sequence[Callable[[], Trial]]],
     ) -> int:
         """The place of the fastest: as it was found before for these names, machine and threads, or found now."""
         about = {"machine": repr(self.machine), "threads": str(self.machine.threads), "torch": torch.__version__}
@@ -197,22 +216,28 @@ class Search:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             try:
                 made = makers()
-            except torch.OutOfMemoryError:
+            except Exception as error:  # no memory, or no random numbers of such a type
+                log.warning("max_autotune: %s is not measured: %r", label, error)
                 return 0
             place = self._fastest(made, label)
         artifacts.keep(key, str(place).encode())
         return place
 
-    def _fastest(self, makers: Sequence[Callable[[], Run]], label: str) -> int:
-        """The place of the run that takes least time; they take turns. One that cannot be made, or run, is none."""
+    def _fastest(self, makers: Sequence[Callable[[], Trial]], label: str) -> int:
+        """The place of the run that takes least time; they take turns. One that cannot be made, or run, or gives other
+        results than the first, is none."""
         runs: dict[int, Run] = {}
         least: dict[int, float] = {}
+        expected: Sequence[torch.Tensor] | None = None
         for place, maker in enumerate(makers):
             try:
-                runs[place] = maker()
-                least[place] = self.clock(runs[place])  # the first run also brings memory and code in
+                trial = maker()
+                results = trial.results()  # which brings memory and code in, too
+                if expected is not None and not all(map(_are_near, results, expected)):
+                    raise ValueError("it gives other results")
+                least[place] = self.clock(trial.run)
+                expected, runs[place] = expected or results, trial.run
             except Exception as error:
-                runs.pop(place, None)
                 log.warning("max_autotune: candidate %d of %s is dropped: %r", place, label, error)
         end, turns = time.perf_counter() + SECONDS, 0
         while turns < FEWEST or time.perf_counter() < end:
@@ -223,7 +248,17 @@ class Search:
         return best if 0 not in least or least[best] <= GAIN * least[0] else 0
 
 
-def _on_copies(run: driver.Run, tensors: Sequence[torch.Tensor]) -> object:
+def _are_near(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether results are the same but for rounding."""
+    if not (theirs.is_floating_point() or theirs.is_complex()):
+        return torch.equal(mine, theirs)
+    if not theirs.numel():
+        return True
+    largest = float(theirs.abs().nan_to_num(posinf=0.0).max())
+    return torch.allclose(mine, theirs, NEAR, NEAR * largest, equal_nan=True)
+
+
+def _on_copies(run: driver.Run, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Runs a graph, which empties the list that it is given."""
     return run([*tensors])
 
@@ -236,12 +271,18 @@ def _tensor(given: Input) -> torch.Tensor:
 
 
 def _numbers(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Elements in [0, 1) of floats (rounded down to 0, they are indices that are in range)."""
-    count = max(count, 1)
-    if dtype.is_floating_point or dtype.is_complex:
-        generator = torch.Generator(device).manual_seed(0)
-        return torch.rand(count, dtype=dtype, device=device, generator=generator)
-    return torch.zeros(count, dtype=dtype, device=device)
+    """So many numbers, see `_fill`."""
+    numbers = torch.empty(max(count, 1), dtype=dtype, device=device)
+    _fill(numbers)
+    return numbers
+
+
+def _fill(numbers: torch.Tensor) -> None:
+    """Elements in [0, 1) of floats, the same each time (rounded down to 0, they are indices that are in range)."""
+    if numbers.is_floating_point() or numbers.is_complex():
+        torch.rand(numbers.shape, generator=torch.Generator(numbers.device).manual_seed(0), out=numbers)
+    else:
+        numbers.zero_()
 
 
 @contextmanager

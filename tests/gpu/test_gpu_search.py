@@ -93,6 +93,23 @@ def test_teams_are_tried(factor: float, team: int) -> None:
     assert len(clock.seen) >= 6
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64], ids=str)
+def test_results_that_differ_are_seen(dtype: torch.dtype, seed: int) -> None:
+    """By more than rounding, and also where some are NaN or infinite."""
+    torch.manual_seed(seed)
+    theirs = torch.randn(50, dtype=dtype) * 9 if dtype.is_floating_point or dtype.is_complex else None
+    theirs = torch.randint(0, 2, (50,)).to(dtype) if theirs is None else theirs
+    if dtype.is_floating_point:
+        theirs[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    assert search._are_near(theirs.clone(), theirs)
+    for place in (1, 2, 49):
+        mine = theirs.clone()
+        mine[place] = 1 - mine[place].to(torch.int64) if dtype in (torch.bool, torch.int64) else 100.0
+        assert not search._are_near(mine, theirs)
+    if dtype.is_floating_point:
+        assert search._are_near(theirs * 1.01, theirs)
+
+
 @pytest.mark.parametrize("bad", [{0}, {1, 2}, {0, 1}, {*range(20)}], ids=str)
 @pytest.mark.parametrize("made", [True, False], ids=["made", "run"])
 def test_what_fails_is_dropped(
@@ -122,6 +139,25 @@ def test_what_fails_is_dropped(
     assert caplog.text.count("is dropped") >= len(bad & {0, 1, 2})
     reasons = graph.kernels[0].schedule.why
     assert ("the fastest when measured" in reasons) == (0 in bad and len(bad) < 9)
+
+
+def test_what_is_wrong_is_dropped(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """However fast it is: the second candidate does nothing at all."""
+    numbers = iter(range(99))
+
+    def compiled(kernels: Sequence[Kernel], *more: object) -> list[CompiledKernel]:
+        results = gpu_emulated.compiled(kernels)
+        if next(numbers) == 1:
+            for result in results:
+                monkeypatch.setattr(result, "launch", lambda *words: None)
+        return results
+
+    monkeypatch.setattr(search, "compile_kernels", compiled)
+    x = torch.randn(20, 100)
+    with caplog.at_level(logging.WARNING, "bolide.inductor"):
+        graph = compile_graph(*graph_of(normalized, (x,)), tuner=Search(HOPPER, {}, Slower(0.5)))
+    assert_same(graph([x])[0], normalized(x))
+    assert caplog.text.count("it gives other results") == 1
 
 
 def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
