@@ -17,7 +17,7 @@ from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering, view_axes
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import ONE, ZERO, Coords, TensorValue, replaced, same_layout
+from bolide.inductor.lowering.values import ONE, ZERO, Coords, Reader, TensorValue, replaced, same_layout
 from bolide.inductor.lowering.views import index_place, reshape, start_place
 from bolide.symbolic import Expr, as_expr, contiguous_strides
 from bolide.symbolic.expr import Cond
@@ -333,7 +333,7 @@ def upsample_nearest_backward(
 # Element s·i + p of a resized line lies at i + (p + 1/2) / s - 1/2 of the given one (s: the factor). With a power of
 # two for s this is exact in floating point, as eager computes it: for every i the same two neighbours have the same
 # weights, but at the ends. So lines are computed phase by phase. Other factors are ATen's, and so are planes that are
-# not row-major.
+# not row-major. A GPU computes element by element, in any order.
 
 _BILINEAR = (2, 4)
 
@@ -347,7 +347,8 @@ def _bilinear_factors(
     if aligned or not sc.is_float(dtype) or factors is None or not _usual(scales, factors):
         return None
     row_major = same_layout(shape, ctx.sizes(ctx.meta.stride), contiguous_strides(shape))
-    return list(factors) if row_major and all(factor in _BILINEAR for factor in factors) else None
+    in_order = row_major or ctx.machine.device == "cuda"
+    return list(factors) if in_order and all(factor in _BILINEAR for factor in factors) else None
 
 
 @lowering(aten.upsample_bilinear2d.default)
@@ -356,10 +357,12 @@ def upsample_bilinear2d(
 ) -> object:
     shape, dtype = ctx.out
     factors = _bilinear_factors(ctx, shape, x.shape, align_corners, scales)
-    if factors is None or factors[1] != 2:  # every fourth element of a row is stored as slowly as ATen does it
-        return EXTERN
+    if factors is None or (factors[1] != 2 and ctx.machine.device == "cpu"):  # every fourth element of a row is
+        return EXTERN  # stored as slowly as ATen does it
     compute = sc.compute_dtype(dtype)
     high, wide = factors
+    if ctx.machine.device == "cuda":
+        return ctx.compute(shape, dtype, _elementwise(ctx, x, high, wide, compute))
 
     def body(coords: Coords) -> Node:
         *outer, i, row, j, column = coords
@@ -383,6 +386,39 @@ def upsample_bilinear2d(
 
     phases = ctx.compute((*shape[:2], x.shape[2], Expr.const(high), x.shape[3], Expr.const(wide)), dtype, body)
     return reshape(phases, shape)
+
+
+def _elementwise(ctx: Lowering, x: TensorValue, high: int, wide: int, compute: torch.dtype) -> Reader:
+    """An element of the resized planes: all of them are computed in the same way, from four of `x`."""
+
+    def body(coords: Coords) -> Node:
+        *outer, i, j = coords
+        rows, down = _neighbours(i, x.shape[2], high, compute)
+        columns, right = _neighbours(j, x.shape[3], wide, compute)
+
+        def mixed(first: Node, second: Node, weight: Node) -> Node:
+            return sc.add(sc.mul(first, sc.sub(1.0, weight)), sc.mul(second, weight))
+
+        def along_row(row: Expr) -> Node:
+            first, second = (sc.cast(x.load((*outer, row, column)), compute) for column in columns)
+            return mixed(first, second, right)
+
+        first, second = map(along_row, rows)
+        return mixed(first, second, down)
+
+    return body
+
+
+def _neighbours(place: Expr, size: Expr, factor: int, compute: torch.dtype) -> tuple[tuple[Expr, Expr], Node]:
+    """The places on a line of `size` values around one of the resized line, and the weight of the second one. Before
+    the first value it is the second one's, 0; behind the last one that is its own neighbour."""
+    half = factor // 2
+    second, phase = (place + half) // factor, (place + half) % factor
+    weight = sc.const(0.5 / factor, compute)
+    for step in range(1, factor):
+        weight = sc.where(holds(phase.ge(step)), (step + 0.5) / factor, weight)
+    weight = sc.where(holds(place.ge(half)), weight, 0.0)
+    return (Expr.max(second - 1, 0), Expr.min(Expr.max(second, 1), size - 1)), weight
 
 
 def _between(at: Callable[[Node, Expr], Node], i: Expr, size: Expr, factor: int, phase: int) -> Node:

@@ -1,9 +1,12 @@
 """Bilinear resizing: results, strides and gradients of eager, whatever the factor, and in few kernels where it is 2 or
-4."""
+4; also on a GPU that this machine plays."""
 
 from __future__ import annotations
 
 import os
+import random
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import bolide
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "gpu"))
+import gpu_emulated
 
 SEED = int(os.environ["BOLIDE_TEST_SEED"])
 
@@ -80,3 +86,23 @@ def test_it_is_a_kernel() -> None:
     function(x).sum().backward()
     text = str(bolide.explain(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"))(x))
     assert "ATen calls" not in text and text.count("kernel k") == 2, text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("factors", [(2.0, 2.0), (4.0, 2.0), (2.0, 4.0), (4.0, 4.0)], ids=str)
+def test_on_a_gpu(factors: tuple[float, float], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a kernel, also of planes of one row or column, in channels_last, and of numbers that no weight of 0 hides."""
+    gpu_emulated.emulate(monkeypatch.setattr)
+
+    def resized(x: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=factors, mode="bilinear")
+
+    shapes = [(2, 3, random.randint(2, 6), random.randint(2, 9)), (1, 2, 1, 5), (1, 2, 4, 1)]
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        for shape in shapes:
+            x = torch.randn(shape).to(dtype).contiguous(memory_format=memory_format)
+            compared(resized, x)
+            x[0, 0, -1, -1], x[0, 1, 0, 0] = float("inf"), float("nan")
+            compared(resized, x, gradients=False)
+    explained = str(bolide.explain(lambda x: resized(x.relu()))(x))
+    assert "k0" in explained and "call aten" not in explained
