@@ -71,7 +71,11 @@ RARE += ("bolide.exporting.graphs", "bolide.exporting.shapes", "bolide.dynamo.to
 RARE += ("bolide.dynamo.guards.advice", "bolide.inductor.codegen.functions")
 RARE += ("bolide.inductor.cudagraphs", "bolide.inductor.outline")
 RARE += ("bolide.inductor.codegen.cuda", "bolide.inductor.runtime.cuda")
-RARE += ("bolide.inductor.plan.batches", "bolide.inductor.schedule.calls.transfers")
+RARE += (
+    "bolide.inductor.plan.batches",
+    "bolide.inductor.schedule.calls.assertions",
+    "bolide.inductor.schedule.calls.transfers",
+)
 SECOND = ("bolide.inductor.runtime.native",)
 """What a graph needs only when it has run some times."""
 LATE = tuple(f"{name}." for name in (*HEAVY, *RARE, *SECOND))

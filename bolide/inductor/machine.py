@@ -112,6 +112,8 @@ class Machine:
     irregular_load: int = 8
     scratch_work: int = 10
     stored_work: int = 2
+    #: Checks of indices are made by whoever reads there, at each point, rather than once for each index.
+    spreads_marks: bool = False
     #: Where runs of so many elements are copied, loops go along what is read: they fill lines of memory.
     shortest_run: int = 32
     #: A nest that reads across memory runs in blocks of so many iterations of its vector axis (so many rows are read
@@ -213,6 +215,7 @@ HOPPER = Machine(
     tile=32,
     line=128,
     holds_rows=True,
+    spreads_marks=True,
 )
 
 

@@ -31,6 +31,8 @@ _ENTRY = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.POINTER(ctypes.c_int64))
 
 answers: list[int] = []
 """What the next launches answer; then 0."""
+failures: list[str] = []
+"""The assertions that failed on the device, of which a GPU tells when the host next synchronises."""
 
 
 def compiled(
@@ -46,7 +48,10 @@ def _compiled(kernel: Kernel, sizes: Mapping[str, int] | None) -> CompiledKernel
     ptx = ptx_of(text, HOPPER.target)
 
     def run(words: Any) -> int:
-        launched(kernel, words[: kernel.words])
+        try:
+            launched(kernel, words[: kernel.words])
+        except RuntimeError as error:
+            failures.append(str(error))
         return answers.pop(0) if answers else 0
 
     entry = _ENTRY(run)

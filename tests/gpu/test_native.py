@@ -61,9 +61,51 @@ def test_flags_and_numbers_are_fetched(in_python) -> None:
     assert not in_python, in_python
 
 
+def looked_up_twice(x, i):
+    return torch.cond(x.sum() > 1e9, lambda x, i: x[i + 1], lambda x, i: x[i] * 2, (x, i))
+
+
+LOOKED_UP = {
+    "rows": (lambda x, i: x[i] * 2, 1),
+    "embedding": (lambda x, i: torch.nn.functional.embedding(i, x).sin(), 1),
+    "gather": (lambda x, i: x.gather(0, i[:, None].expand(-1, x.shape[1])), 1),
+    "sums of rows": (lambda x, i: x[i].sum(1), 1),
+    "a loss": (lambda x, i: torch.nn.functional.cross_entropy(x.T, i[: x.shape[1]], reduction="none"), None),
+    "index_add": (lambda x, i: x.index_add(0, i, x[: i.shape[0]]), None),
+    "in a branch": (looked_up_twice, None),
+    "in a batch": (lambda x, i: [x[i], (x * 2)[i + 0], torch.cos(x)[i]], None),
+    "checks in a batch": (lambda x, i: [x.index_add(0, j, x[: i.shape[0]]) for j in (i, i * 1, i + 0)], None),
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_checks_of_indices_are_assertions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launch of their own, where what reads there runs over the indices; and each call tells what was wrong."""
+    program, launches = LOOKED_UP[name]
+    compiled, kernels, launched = bolide.compile(program), [], gpu_emulated.launched
+
+    def noted(kernel, *rest):
+        kernels.append(kernel)
+        launched(kernel, *rest)
+
+    monkeypatch.setattr(gpu_emulated, "launched", noted)
+    for rows, columns, count in ((7, 3, 5), (9, 4, 6), (12, 5, 5)):  # known sizes, then any
+        x, i = torch.randn(rows, columns), torch.randint(0, rows - 1, (count,))
+        kernels.clear()
+        torch.testing.assert_close(compiled(x, i), program(x, i))
+        assert not gpu_emulated.failures and (launches is None or len(kernels) == launches), kernels
+        i[1] = rows + 1
+        compiled(x, i)
+        (told,) = gpu_emulated.failures
+        gpu_emulated.failures.clear()
+        assert "out of" in told
+        assert not any(p.dtype == torch.bool for kernel in kernels for p in kernel.params if name != "in a branch")
+
+
 def test_what_is_out_of_bounds_is_asserted() -> None:
     compiled, x = bolide.compile(lambda x, i: x[i] * 2), torch.randn(4)
     for _ in range(2):
         torch.testing.assert_close(compiled(x, torch.tensor([3, 1])), x[[3, 1]] * 2)
-        with pytest.raises(IndexError, match="out of bounds"):
-            compiled(x, torch.tensor([0, 4]))
+        assert not gpu_emulated.failures
+        compiled(x, torch.tensor([0, 4]))
+        assert "out of" in gpu_emulated.failures.pop()

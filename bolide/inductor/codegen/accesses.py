@@ -198,6 +198,9 @@ def store(scope: Scope, statement: Store, value: Value, values: tuple[Value, ...
     access = statement.access
     b = scope.b
     mask = values[-1] if access.masked else None
+    if access.buffer in scope.messages:
+        _assert(scope, scope.messages[access.buffer], [value] if mask is None else [value, mask])
+        return
     where = place(scope, access.buffer, resolve(scope, access, statement.operands, values))
     dtype = scope.types[access.buffer]
     kind = MEMORY[dtype]
@@ -383,6 +386,17 @@ def _mark(scope: Scope, where: Place, conditions: list[Value]) -> None:
         return
     with b.when(_some(on)):
         _write(scope, where, true, None, "i8")
+
+
+def _assert(scope: Scope, message: str, conditions: list[Value]) -> None:
+    """Fails an assertion where all conditions hold in some lane. CUDA's function for it ends the program; as with any
+    assertion of CUDA's, the host is told when it next synchronises."""
+    if any(condition.lanes > 1 for condition in conditions):
+        conditions = [*map(scope.wide, conditions), *([] if scope.mask is None else [scope.mask])]
+    with scope.b.when(_some(functools.reduce(operator.and_, conditions))):
+        told, file, function = map(scope.b.text, (message, "bolide", "kernel"))
+        zero, width = scope.b.const(0, "i32"), scope.b.const(1, "i64")
+        scope.b.call_void("__assertfail", (told, file, zero, function, width))
 
 
 def _joined(mode: str, old: Value, new: Value, dtype: torch.dtype) -> Value:

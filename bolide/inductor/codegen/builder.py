@@ -7,6 +7,7 @@ Numbers become constants of the other operand's type. Nothing here knows of kern
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Union
@@ -180,6 +181,13 @@ class Builder:
     def declare(self, name: str, args: tuple[Value, ...], result: str) -> None:
         if name not in self.declarations:
             self.declarations[name] = f"declare {result} @{name}({', '.join(arg.type for arg in args)})"
+
+    def text(self, value: str) -> Value:
+        """The address of the characters, which end with a zero, in the memory of a GPU."""
+        symbol, code = f"text_{zlib.crc32(value.encode()):08x}", value.encode() + b"\0"
+        kind, characters = f"[{len(code)} x i8]", "".join(f"\\{byte:02X}" for byte in code)
+        self.declarations[symbol] = f'@{symbol} = internal addrspace(1) constant {kind} c"{characters}"'
+        return Value(self, f"addrspacecast (ptr addrspace(1) @{symbol} to ptr)", "ptr", 1)
 
     def intrinsic(self, name: str, *args: Value) -> Value:
         """An LLVM intrinsic overloaded on the type of its first argument, which is also the type of its result."""

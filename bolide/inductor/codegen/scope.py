@@ -37,6 +37,7 @@ class Scope:
         self.level = 0
         self.buffers: dict[str, Value] = {}
         self.types: dict[str, torch.dtype] = {}
+        self.messages: dict[str, str] = {}  # of flags
         self.vector: str | None = None
         self.lanes = 1
         self.mask: Value | None = None

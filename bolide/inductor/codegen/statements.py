@@ -94,6 +94,7 @@ class RegionWriter:
             if param.name in used:
                 r.buffers[param.name] = r.argument(position, "ptr")
         r.load_sizes(self.kernel)
+        r.messages.update({flag.name: flag.message for flag in self.kernel.flags})
         for local in self.kernel.locals:
             r.types[local.name] = local.dtype
             if local.name in used:

@@ -31,12 +31,15 @@ class _Accumulator:
 
 
 def interpret(kernel: Kernel, buffers: Mapping[str, torch.Tensor], sizes: Mapping[str, int] | None = None) -> None:
-    """Run `kernel` on flat tensors, which it changes in place. IndexError for an access outside a buffer."""
+    """Run `kernel` on flat tensors, which it changes in place. IndexError for an access outside a buffer, RuntimeError
+    for a flag that is set."""
     env: Env = dict(sizes or {})
-    scratch = {
-        local.name: torch.zeros(int(index_value(local.numel, env)), dtype=local.dtype) for local in kernel.locals
-    }
+    own = kernel.buffers[len(kernel.params) :]
+    scratch = {one.name: torch.zeros(int(index_value(one.numel, env)), dtype=one.dtype) for one in own}
     _Machine({**buffers, **scratch}, env).run(kernel.body)
+    for flag in kernel.flags:
+        if scratch[flag.name].item():
+            raise RuntimeError(flag.message)
 
 
 class _PointValues(NodeValues):

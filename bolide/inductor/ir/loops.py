@@ -157,6 +157,17 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True)
+class Flag:
+    """What is no memory (GPU only): a store of True to it, by ``any``, is a failed assertion, of which the device
+    prints `message`, and which the host sees as torch's device-side assertions."""
+
+    name: str
+    message: str
+    dtype: ClassVar[torch.dtype] = torch.bool
+    numel: ClassVar[Expr] = Expr.const(1)
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """One launch. Top-level statements run one after the other with a barrier between them. `sizes`: names of int64
     size parameters. `origins`: names of the ATen ops fused here, for people. `device`: where it runs, and all its
@@ -175,10 +186,11 @@ class Kernel:
     grain: int | None = None
     team: int = 1
     batch: int = 1
+    flags: tuple[Flag, ...] = ()
 
     @property
-    def buffers(self) -> tuple[Param | Local, ...]:
-        return self.params + self.locals
+    def buffers(self) -> tuple[Param | Local | Flag, ...]:
+        return self.params + self.locals + self.flags
 
     @property
     def launch_params(self) -> tuple[Param, ...]:

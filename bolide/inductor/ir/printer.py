@@ -96,6 +96,7 @@ def kernel_lines(kernel: Kernel) -> list[Line]:
     if kernel.batch > 1:
         lines.append((None, f"  batches of {kernel.batch}"))
     lines.extend((None, f"  local {local.name}: {dtype_text(local.dtype)}[{local.numel}]") for local in kernel.locals)
+    lines.extend((None, f"  flag {flag.name}: {flag.message!r}") for flag in kernel.flags)
     _KernelPrinter(kernel, lines).body(kernel.body, "  ")
     return lines
 

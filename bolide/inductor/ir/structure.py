@@ -25,7 +25,7 @@ def structure_of(kernel: Kernel) -> Structure:
         number(describer.buffers, buffer.name)
         buffers.append((buffer.dtype, describer.expr(buffer.numel)))
     counts = (len(kernel.params), len(kernel.locals), len(kernel.sizes))
-    place = (str(kernel.device), kernel.grain, kernel.team, kernel.batch)
+    place = (str(kernel.device), kernel.grain, kernel.team, kernel.batch, *[flag.message for flag in kernel.flags])
     return counts, place, tuple(buffers), describer.body(kernel.body), tuple(describer.values)
 
 

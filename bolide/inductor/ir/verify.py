@@ -72,12 +72,26 @@ def verify(kernel: Kernel, sizes: Mapping[str, int] | None = None, most_local_by
         if most_local_bytes is not None and size > most_local_bytes:
             raise state.fail(f"scratch buffer {local.name} is larger than {most_local_bytes >> 10} KiB")
     _body(state, kernel.body)
+    _flags(state, kernel)
     for statement in kernel.body:
         if nest := bound_nest(statement):
             _side_by_side(state, nest)
     for statement in statements(kernel.body):
         if isinstance(statement, Loop) and statement.axis.bound == "team":
             _side_by_side(state, [statement])
+
+
+def _flags(state: _State, kernel: Kernel) -> None:
+    """Checks that flags, which are no memory, are neither read nor stored to but by ``any``."""
+    flags = {flag.name for flag in kernel.flags}
+    for state.statement in statements(kernel.body):
+        if isinstance(state.statement, (Init, Loop)) or not flags:
+            continue
+        touched = {node.arg.buffer for node in loads_of(roots_of(state.statement))}
+        if isinstance(state.statement, Store) and state.statement.mode != "any":
+            touched.add(state.statement.access.buffer)
+        if flags & touched:
+            raise state.fail(f"{_list(flags & touched)} is a flag: it can only be stored to, by any")
 
 
 def _list(names: Iterable[str]) -> str:

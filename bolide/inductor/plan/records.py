@@ -65,6 +65,7 @@ RECORDS: Mapping[type, Mapping[str, Spec]] = {
     loops.Store: {"access": loops.Access, "value": loops.Node, "operands": _NODES, "mode": TEXT},
     loops.Param: {"name": NAME, "dtype": _DTYPE, "role": TEXT, "numel": Expr},
     loops.Local: {"name": NAME, "dtype": _DTYPE, "numel": Expr},
+    loops.Flag: {"name": NAME, "message": TEXT},
     loops.Kernel: {
         "name": NOTE,
         "params": Many(loops.Param),
@@ -76,6 +77,7 @@ RECORDS: Mapping[type, Mapping[str, Spec]] = {
         "grain": (int, None),
         "team": int,
         "batch": int,
+        "flags": Many(loops.Flag),
     },
     # plans
     steps.TensorType: {"dtype": _DTYPE, "device": _DEVICE, "shape": _EXPRS, "stride": _EXPRS},

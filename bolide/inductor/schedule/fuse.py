@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from bolide.inductor.ir.definitions import Element, volume
 from bolide.inductor.ir.walks import is_indirect, loads_of, roots_of, substitute, with_roots
@@ -32,7 +33,8 @@ def fuse(left: Group, right: Group, ctx: Scheduling) -> Group | str:
         return "they are on two devices"
     if len(left.stages) + len(right.stages) > ctx.machine.most_stages:
         return "the kernel would become too large"
-    if reason := _measure(left, right):
+    spread = ctx.machine.spreads_marks and _can_be_spread(left, right)
+    if not spread and (reason := _measure(left, right)):
         return reason
     left_reads, right_reads = reads_by_buffer(left.stages), reads_by_buffer(right.stages)
     if len(left_reads.keys() | right_reads.keys()) > ctx.machine.most_buffers:
@@ -40,10 +42,28 @@ def fuse(left: Group, right: Group, ctx: Scheduling) -> Group | str:
     unifier = Unifier(left.space, right.space)
     reason = (
         _relate(left, right, left_reads, right_reads, ctx.buffers, unifier)
-        or _cover(left, right, unifier)
+        or (_cover_marks if spread else _cover)(left, right, unifier)
         or _profit(left, right, ctx)
     )
-    return reason or _join(left, right, unifier)
+    return reason or _join(left, right, unifier, spread)
+
+
+def _only_marks(group: Group) -> bool:
+    return all(stage.mode == "any" for stage in group.stages)
+
+
+def _can_be_spread(left: Group, right: Group) -> bool:
+    """Whether one group only marks, and may do so at all points of a larger space, of which there are some."""
+    marks, other = (left, right) if _only_marks(left) else (right, left)
+    some = all((extent.bounds()[0] or 0) > 0 for _, extent in other.outer)
+    return _only_marks(marks) and not other.inner and some and len(marks.outer) < len(other.outer)
+
+
+def _cover_marks(left: Group, right: Group, unifier: Unifier) -> str | None:
+    """Checks that the data tell which points of the larger space each mark is for."""
+    is_left = _only_marks(left)
+    marks, paired = (left, set(unifier.pairs.values())) if is_left else (right, unifier.pairs.keys())
+    return None if unifier.axes(marks.space) <= paired else "their index spaces differ"
 
 
 def _measure(left: Group, right: Group) -> str | None:
@@ -147,15 +167,18 @@ def _count(extent: Expr) -> int:
     return extent.value if extent.is_const else 1 << 40
 
 
-def _join(left: Group, right: Group, unifier: Unifier) -> Group | str:
+def _join(left: Group, right: Group, unifier: Unifier, spread: bool) -> Group | str:
+    larger = right if (right.inner and not left.inner) or (spread and _only_marks(left)) else left
+    whole = unifier.leaves(larger.space)
     stages = [*_moved(left, unifier), *_moved(right, unifier)]
+    if spread:
+        stages = [replace(stage, axes=whole) for stage in stages]
     defined: dict[str, Stage] = {}
     for stage in stages:
         for name, ways in reads_by_buffer((stage,)).items():
             if name in defined and any(element.coords != defined[name].coords for element, _ in ways):
                 return f"{name} is read at other points than it is computed at"
         defined[stage.name] = stage
-    whole = unifier.leaves((left if left.inner or not right.inner else right).space)
     inner = unifier.leaves(left.inner or right.inner)
     outer = tuple([axis for axis in whole if axis not in inner])
     return Group(tuple(stages), outer, tuple([axis for axis in whole if axis in inner]))

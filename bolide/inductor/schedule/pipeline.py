@@ -145,9 +145,10 @@ def schedule_program(
         ]
     )
     if machine.device == "cuda":
+        from bolide.inductor.schedule.calls.assertions import asserted
         from bolide.inductor.schedule.calls.transfers import settled
 
-        block = settled(block, constants, kernels)
+        block, kernels = asserted(settled(block, constants, kernels), kernels)
     plan = Plan(block.inputs, constants, kernels, block.steps, block.results)
     strides = [
         ctx.buffers[result.buffer].layout.stride if isinstance(result, View) and result.stride is None else None

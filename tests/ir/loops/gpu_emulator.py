@@ -55,6 +55,7 @@ RUNTIME = """
 @contexts = global ptr null
 @return = global ptr null
 @arguments = global ptr null
+@failed = global ptr null
 @done = global [1024 x i8] zeroinitializer
 @arrived = global [33 x i32] zeroinitializer
 @passed = global [33 x i32] zeroinitializer
@@ -124,6 +125,10 @@ sleep:
   %same = icmp eq i32 %now, %round
   br i1 %same, label %sleep, label %end
 end:
+  ret void
+}
+define void @__assertfail(ptr %message, ptr %file, i32 %line, ptr %function, i64 %width) {
+  store ptr %message, ptr @failed
   ret void
 }
 define i32 @tid() {
@@ -218,6 +223,7 @@ NAMES = {
     "llvm.nvvm.barrier.cta.sync.aligned.all": "barrier",
     "llvm.nvvm.ex2.approx.ftz.f32": "ex2",
     "llvm.nvvm.rcp.approx.ftz.f": "rcp",
+    "__assertfail": "__assertfail",
 }
 
 
@@ -231,7 +237,7 @@ def emulate(
 
 
 def launched(kernel: Kernel, words: Sequence[int], step: int = 1) -> None:
-    """The same on raw addresses, followed by the sizes."""
+    """The same on raw addresses, followed by the sizes. RuntimeError for an assertion that failed."""
     text, (launches,) = gpu_module([kernel], HOPPER)
     addresses, count = kernel.batch * len(kernel.params), len(kernel.sizes)
     sets = [dict(zip(kernel.sizes, words[addresses + at * count :])) for at in range(kernel.batch)]
@@ -244,6 +250,10 @@ def launched(kernel: Kernel, words: Sequence[int], step: int = 1) -> None:
         starts = [sum(blocks[:at]) for at in range(batch)]
         for block in range(sum(blocks)):
             _run_block(library, launch, block, [*starts, *words], step)
+    failed = ctypes.c_char_p.from_address(library["failed"])
+    if failed.value is not None:
+        told, failed.value = failed.value.decode(), None
+        raise RuntimeError(told)
 
 
 def run_entry(text: str, symbol: str, params: int, blocks: int, threads: int, words: Sequence[int]) -> None:

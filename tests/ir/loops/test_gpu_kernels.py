@@ -7,6 +7,8 @@ import operator
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from kernel_tools import acc, const, f32, i64, load, op, param, store, var
 
 from bolide.inductor.codegen.cuda import gpu_module, ptx_of, supported
 from bolide.inductor.ir.interpret import interpret
-from bolide.inductor.ir.loops import Axis, AxisKind, Bound, Init, Kernel, Local, Loop, Node, Param, Stmt, Update
+from bolide.inductor.ir.loops import Axis, AxisKind, Bound, Flag, Init, Kernel, Local, Loop, Node, Param, Stmt, Update
 from bolide.inductor.ir.scalar_ops import SCALAR_OPS
 from bolide.inductor.ir.verify import InvalidKernel, verify
 from bolide.inductor.machine import HOPPER
@@ -333,6 +335,41 @@ def test_integer_division_and_flags() -> None:
     seen = torch.zeros(1, dtype=torch.bool)
     results = check(made((*params, *given), body), {**zeros, "seen": seen, "a": numbers, "d": divisors})
     assert torch.equal(results["floordiv"], numbers // divisors) and bool(results["seen"])
+
+
+@pytest.mark.parametrize("where", [0, 77, 199, None])
+def test_flags_that_are_asserted(where: int | None) -> None:
+    i = var("i", 200)
+    value = load("a", i, torch.int32)
+    body = grid(
+        "i",
+        200,
+        store("out", i, value),
+        store("bad", 0, op("lt", value, const(0, torch.int32), dtype=torch.bool), mode="any"),
+    )
+    params = (param("out", 200, torch.int32, "out"), param("a", 200, torch.int32))
+    kernel = replace(made(params, body), flags=(Flag("bad", 'less than 0, says "it"'),))
+    numbers = torch.randint(0, 1000, (200,), dtype=torch.int32)
+    if where is not None:
+        numbers[where] = -3
+    for run in (interpret, emulate):
+        failed = nullcontext() if where is None else pytest.raises(RuntimeError, match='less than 0, says "it"')
+        with failed:
+            run(kernel, {"out": torch.zeros(200, dtype=torch.int32), "a": numbers})
+    assert "__assertfail" in ptx(kernel)
+
+
+@pytest.mark.parametrize("mode", ["set", "add"])
+def test_flags_are_no_memory(mode: str) -> None:
+    i = var("i", 8)
+    truth = op("lt", load("a", i, f32), const(0.0, f32), dtype=torch.bool)
+    stored = store("bad", 0, truth, mode=mode)
+    read = store("out", i, op("or", truth, load("bad", 0, torch.bool), dtype=torch.bool))
+    params = (param("out", 8, torch.bool, "out"), param("a", 8))
+    for statement in (stored, read):
+        kernel = replace(made(params, grid("i", 8, store("out", i, truth))), flags=(Flag("bad", "bad"),))
+        with pytest.raises(InvalidKernel, match="bad is a flag"):
+            verify(replace(kernel, body=(grid("i", 8, statement),)))
 
 
 @pytest.mark.parametrize("team", TEAMS)

@@ -12,9 +12,9 @@ from bolide.support.locks import compiling
 if TYPE_CHECKING:
     from llvmlite.binding import TargetMachine
 
-#: The intrinsics that LLVM can select for NVIDIA GPUs: any other one ends the process.
+#: The intrinsics that LLVM can select for NVIDIA GPUs, where any other one ends the process, and CUDA's own function.
 ALLOWED = re.compile(
-    r"llvm\.(?:"
+    r"__assertfail|llvm\.(?:"
     r"nvvm\.(?:read\.ptx\.sreg\.(?:tid|ctaid)\.x|shfl\.sync\.(?:bfly|idx)\.i32|bar\.warp\.sync"
     r"|barrier\.cta\.sync\.aligned\.all|ex2\.approx\.ftz\.f32|rcp\.approx\.ftz\.f)"
     r"|(?:fma|fmuladd|fabs|sqrt|floor|ceil|trunc|roundeven|copysign)\.(?:v\d+)?f(?:32|64)|(?:(?:min|max)imum|exp2)\.(?:v\d+)?f32"
