@@ -142,7 +142,7 @@ class DynamoConfig(Config):
     )
     force_parameter_static_shapes: bool = option(True, "Sizes of parameters are always fixed.")
     force_nn_module_property_static_shapes: bool = option(
-        True, "Sizes of tensors that modules hold are fixed, unless they change in many versions."
+        True, "Sizes of tensors that modules hold are fixed, unless they have changed."
     )
     allow_ignore_mark_dynamic: bool = option(False, "A dimension marked dynamic may be fixed without an error.")
     capture_scalar_outputs: bool | None = option(

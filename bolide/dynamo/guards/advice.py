@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import types
 
+import torch
+
+from bolide.dynamo.config import config
 from bolide.dynamo.guards.texts import is_of_data
 from bolide.dynamo.program.captured import Guard, GuardKind, TensorGuard
 
@@ -60,6 +63,8 @@ def _about_tensors(wanted: TensorGuard, actual: TensorGuard) -> str:
     changed = [now for now, before in zip(actual.shape, wanted.shape) if type(before) is int and now != before]
     if any(size in (0, 1) for size in changed):
         return "sizes 0 and 1 are compiled for themselves (they broadcast, or give nothing): pad, or avoid them"
+    if changed and issubclass(wanted.cls, torch.nn.Parameter) and config.force_parameter_static_shapes:
+        return "sizes of parameters are compiled for each by itself (force_parameter_static_shapes)"
     if changed:
         return (
             "the size is a symbol in the next version, which fits other sizes too (unless dynamic=False); mark_dynamic "

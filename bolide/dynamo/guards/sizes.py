@@ -449,15 +449,15 @@ class Symbols:
         return "it is compiled with dynamic=False" if self.history.dynamic is False else None
 
     def _why_fixed(self, tensor: torch.Tensor, source: Source, past: Sequence[Values | None]) -> str | None:
-        """Why no size of a tensor is symbolic. A buffer that keeps changing (a table that grows with the longest
-        sequence) is fixed only while there are few versions."""
+        """Why no size of a tensor is symbolic. Those of a buffer may be once they have changed: a table may grow with
+        the longest sequence."""
         if not config.automatic_dynamic_shapes and self.history.dynamic is None and config.assume_static_by_default:
             return "automatic_dynamic_shapes is off"
         if config.force_parameter_static_shapes and isinstance(tensor, torch.nn.Parameter):
             return "it is a parameter's (force_parameter_static_shapes)"
         registered = source.kind == "dict_value" and source.base is not None and source.base.key in _REGISTERED
         steady = all(old in (None, tuple(tensor.shape)) for old in past)
-        if registered and config.force_nn_module_property_static_shapes and (steady or not self.history.is_crowded()):
+        if registered and config.force_nn_module_property_static_shapes and steady:
             return "a module holds the tensor (force_nn_module_property_static_shapes)"
         return self._why_none()
 

@@ -128,4 +128,4 @@ def test_a_table_that_grows_with_every_call_is_soon_of_any_size(dynamic: bool | 
         torch.testing.assert_close(compiled(x), eager(x))
         torch.testing.assert_close(copied.scale.grad, eager.scale.grad)
         torch.testing.assert_close(copied.table, eager.table)
-    assert len(bolide.dynamo.get_compilation_metrics()) <= 7
+    assert len(bolide.dynamo.get_compilation_metrics()) <= 4  # longer or not; fixed, and of any size

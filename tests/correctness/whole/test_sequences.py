@@ -171,3 +171,63 @@ def test_dropped_elements() -> None:
 
     observed(program, lambda function: function)
     check_whole(program, drawn=False)
+
+
+class Rotary(nn.Module):
+    """Positions in a table that grows with the longest sequence so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.longest = 0
+
+    def forward(self, x: torch.Tensor, start: int) -> torch.Tensor:
+        end = start + x.shape[-2]
+        if end > self.longest:
+            self.longest = end
+            angles = torch.outer(torch.arange(end).float(), 0.1 ** torch.arange(2))
+            self.register_buffer("table", torch.polar(torch.ones_like(angles), angles), persistent=False)
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * self.table[start:end]).flatten(-2)
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.rotary = nn.Embedding(9, 8), Rotary()
+        self.layers = nn.ModuleList(nn.Linear(8, 24) for _ in range(2))
+
+    def forward(self, ids: torch.Tensor, cache: list[Any]) -> torch.Tensor:
+        x = self.embedding(ids)
+        start = cache[0][0].shape[-2] if cache else 0
+        for place, layer in enumerate(self.layers):
+            q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in layer(x).chunk(3, -1))
+            q, k = self.rotary(q, start), self.rotary(k, start)
+            if place < len(cache):
+                k, v = torch.cat([cache[place][0], k], -2), torch.cat([cache[place][1], v], -2)
+                cache[place] = (k, v)
+            else:
+                cache.append((k, v))
+            out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=start == 0)
+            x = x + out.transpose(1, 2).flatten(-2)
+        return x @ self.embedding.weight.T
+
+
+def test_a_cache_and_a_table_grow_together() -> None:
+    """Decoding with a list of keys and values and a rotary table, both longer at each step."""
+
+    def program(compile: Any) -> object:
+        module = Decoder()
+        compiled = compile(module)
+        seen: list[object] = []
+        with torch.no_grad():
+            for steps in (9, 4):
+                cache: list[Any] = []
+                ids = torch.randint(9, (2, random.randint(2, 4)))
+                for _ in range(steps):
+                    out = compiled(ids, cache)
+                    seen.append(out)
+                    ids = out[:, -1:].argmax(-1)
+                seen.append(cache)
+        return seen
+
+    check_whole(program, versions=7)  # first steps, second ones, whose cache is laid out otherwise, and later ones
