@@ -65,6 +65,8 @@ def content_of(value: object, depth: int = 0) -> str:
         return f"{cls.__name__} {content_of(value.__func__, depth + 1)}"  # type: ignore[attr-defined]
     if cls in _PROPERTIES:
         return f"{cls.__name__} {_of_all((value.fget, value.fset, value.fdel), depth)}"  # type: ignore[attr-defined]
+    if cls is functools.cached_property:
+        return f"kept {content_of(value.func, depth + 1)}"  # type: ignore[attr-defined]
     if cls is functools._lru_cache_wrapper:
         return f"cached {content_of(value.__wrapped__, depth + 1)}"  # type: ignore[attr-defined]
     if isinstance(value, type):

@@ -12,13 +12,11 @@ from bolide.functorch.runtime.program import Derivative
 from bolide.functorch.runtime.second import Step, Tape
 from bolide.inductor.saved import arithmetic_of, name_of_arithmetic
 from bolide.saving.contents import CannotSave, Value
+from bolide.saving.operators import content_of_operator
 from bolide.saving.values import Reader, Writer, packed_tensor, unpacked_tensor
 from bolide.tracing.called.branches import Branches, Repetition, Steps, Unwinding
 from bolide.tracing.graph import Graph, Handle, enter, graph_module, lookup
 from bolide.tracing.operations.writes import ON_COPIES, operator_in
-
-_NAMESPACES = ("aten", "bolide")
-"""Of operators whose behaviour is known by the versions of PyTorch and of bolide."""
 
 
 def pack_derivative(derivative: Derivative, writer: Writer) -> dict[str, Value]:
@@ -69,8 +67,8 @@ def _pack_node(
 def _pack_target(op: str, target: Value) -> Value:
     if op != "call_function":
         return str(target)
-    if isinstance(target, torch._ops.OpOverload) and target.namespace in _NAMESPACES:
-        return ["operator", target._schema.name, target._overloadname]
+    if isinstance(target, torch._ops.OpOverload):
+        return ["operator", target._schema.name, target._overloadname, content_of_operator(target)]
     name = name_of_arithmetic(target)
     if name is None:
         raise CannotSave(f"{target} is called, which may be another one in another process")
@@ -133,7 +131,7 @@ def _unpack_target(op: str, target: Value) -> Value:
     if op != "call_function":
         return target
     mark, *names = target
-    return operator_of(*names) if mark == "operator" else arithmetic_of(*names)
+    return operator_of(*names[:2]) if mark == "operator" else arithmetic_of(*names)
 
 
 def operator_of(name: str, overload: str) -> torch._ops.OpOverload:

@@ -85,8 +85,10 @@ class Keeper:
         record = Key(KIND, {"record": digest}, versions.name)
         artifacts.keep(record, head)
         index = [row for row in self.index(key) if row[0] != record.digest]
-        place = sum(fixed for _, fixed in index) if captured.sizes else 0
-        artifacts.keep(key, index_of([*index[:place], (record.digest, not captured.sizes), *index[place:]]))
+        fixed = not captured.sizes
+        own = [place for place, row in enumerate(index, 1) if row[0] in versions.kept and row[1] is fixed]
+        place = own[-1] if own else 0 if fixed else sum(row[1] for row in index)
+        artifacts.keep(key, index_of([*index[:place], (record.digest, fixed), *index[place:]]))
         versions.kept.append(record.digest)
 
     def refused(self, versions: Versions, error: Unsupported) -> None:
@@ -121,7 +123,8 @@ class Keeper:
         return Key(KIND, names, versions.name)
 
     def index(self, key: Key) -> list[tuple[str, bool]]:
-        """The digests of records, newest first, and whether all of their sizes are fixed: those come first."""
+        """The digests of records, and whether all of their sizes are fixed: those come first. Those of the last process
+        come before others, in the order in which it needed them."""
         payload = artifacts.find(key)
         return [] if payload is None else [(str(digest), bool(fixed)) for digest, fixed in json.loads(payload)]
 

@@ -43,11 +43,14 @@ Row = list[Value]
 
 PARTS = frozenset(
     ["__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__globals__"]
-    + ["__func__", "fget", "fset", "fdel", "__wrapped__"]
+    + ["__func__", "fget", "fset", "fdel", "__wrapped__", "func"]
 )
 _HIDDEN = ("types", "_collections_abc")
 """Modules with classes of Python's own that have no names where they say."""
-_HOLDERS = (types.FunctionType, functools._lru_cache_wrapper, staticmethod, classmethod, property)
+_HOLDERS = (
+    *(types.FunctionType, functools._lru_cache_wrapper, staticmethod, classmethod, property),
+    functools.cached_property,
+)
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 _KEYS = (str, int, bool, type(None))
 _FOUND = (type, types.FunctionType, types.CodeType, weakref.ReferenceType, torch.Tensor, torch.Generator)
@@ -69,6 +72,7 @@ class Namer:
     def __init__(self, root: types.FunctionType, codes: Sequence[types.CodeType] = ()) -> None:
         self.root, self.codes = root, codes
         self.places: dict[int, tuple[Source, object]] = {}  # by id: where a call finds an object, as a guard says
+        self.found: Mapping[int, tuple[Source, object]] = {}  # by id: where capture has found an object of a library
         self.source: Callable[[Source], int] | None = None  # gives the row of a source
         self.rows: list[Row] = []
         self._known: dict[int, tuple[int, object]] = {}
@@ -144,6 +148,8 @@ class Namer:
             row = [way[0], self.of(holder), *way[1:]]
         if row is None and found is not None:
             row = self._path(found, value)
+        if row is None and id(value) in self.found:
+            row = self._path(self.found[id(value)][0], value)
         if row is None:
             row = self._place(value)
         if row is None:
@@ -220,6 +226,9 @@ class Namer:
                 holder = self._reached(found.base)
                 if type(holder) is types.FunctionType and getattr(holder, found.key, MISSING) is value:
                     return ["part", self.of(holder, found.base), found.key]
+            case "attr" if found.base is not None and isinstance(holder := found.base.obj, type):
+                bases = (base for base in holder.__mro__ if vars(base).get(found.key, MISSING) is value)
+                return next((["named", self.of(base), found.key] for base in bases), None)
             case "dict_value" | "item" if found.base is not None and type(found.key) in _KEYS:
                 holder = self._reached(found.base)
                 if type(holder) in _MAPPINGS and holder.get(found.key, MISSING) is value:
@@ -275,6 +284,8 @@ def _parts(value: Value) -> Iterator[Row]:
     """What an object holds that may be asked for by itself: how, and which."""
     if isinstance(value, (staticmethod, classmethod)):
         yield ["part", value.__func__, "__func__"]
+    elif isinstance(value, functools.cached_property):
+        yield ["part", value.func, "func"]
     elif isinstance(value, property):
         yield from (["part", getattr(value, name), name] for name in ("fget", "fset", "fdel"))
     elif type(value) is types.FunctionType:

@@ -22,7 +22,8 @@ from bolide.inductor.saved import lines_of
 from bolide.saving import graphs
 from bolide.saving.contents import CannotSave, Value
 from bolide.saving.environment import files_of, places_of
-from bolide.saving.names import Namer, find
+from bolide.saving.names import Changed, Namer, find
+from bolide.saving.operators import content_of_operator
 from bolide.saving.reached import reached
 from bolide.saving.sizes import pack_sizes
 from bolide.saving.values import Reader, Writer, packed_tensor, unpacked_tensor
@@ -79,6 +80,7 @@ def pack(
     if captured.reliance.reasons:
         raise Unsavable(*captured.reliance.reasons[0])
     namer = Namer(root, codes)
+    namer.found = captured.reliance.found
     writer = Writer(namer)
     try:
         _meet(namer, guards, replay)
@@ -283,8 +285,9 @@ def unpack(
 ) -> Saved:
     """The record in this process, for a call, whose values are by the names of its parameters. Raises Changed where it
     is not for this program."""
-    for name, overload in data.get("operators", ()):
-        graphs.operator_of(name, overload)
+    for name, overload, content in data.get("operators", ()):
+        if _content_now(name, overload) != content:
+            raise Changed(f"the operator {name} has changed")
     objects: list[Value] = []
     reader = Reader(objects, data["frames"])
 
@@ -312,6 +315,13 @@ def unpack(
     constants = {name: unpacked_tensor(row) for name, row in data["constants"].items()}
     met = {sources[source]: value(values) for source, values in data["met"]}
     return Saved(guards, trusted, replay, value(data["program"]), constants, data["compiled"], met, reader)
+
+
+def _content_now(name: str, overload: str) -> str | None:
+    try:
+        return content_of_operator(graphs.operator_of(name, overload))
+    except CannotSave:
+        return None
 
 
 def _attribute(expected: Sequence[Value], value: Value) -> Value:

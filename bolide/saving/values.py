@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from bolide.dynamo.breaks.segments import Shape
+from bolide.dynamo.machine.callers import Caller, Within
 from bolide.dynamo.program.captured import (
     ClassAttribute,
     Effect,
@@ -41,7 +42,7 @@ MARKERS = {"missing": MISSING, "plain": PLAIN, "absent": ABSENT, "ellipsis": ...
 _MARKER_OF = {id(value): name for name, value in MARKERS.items()}
 RECORDS: tuple[Value, ...] = (
     *(ClassAttribute, GlobalState, GraphFacts, Relation, TensorGuard),
-    *(Crossing, Fault, InputWrite, Output, Program, Training),
+    *(Crossing, Fault, InputWrite, Output, Program, Training, Within),
 )
 _RECORD = {cls.__name__: cls for cls in RECORDS}
 _CONSTANTS: dict[str, Value] = {
@@ -141,6 +142,8 @@ class Writer:
             return ["symbolic", self.value(value.node.expr)]
         if isinstance(value, (torch.SymFloat, torch.SymBool)):
             raise CannotSave("a graph has numbers that are made of sizes")
+        if cls is Caller:
+            return ["caller", *value[:4], self.namer.of(value.namespace)]
         if cls is Shape:
             return ["shape", *pack_shape(value, self.namer, self.value)]
         if isinstance(value, torch.Tensor) and not self.namer.has_place(value):
@@ -267,6 +270,9 @@ class Reader:
                 return TensorMeta(*map(self.value, rest))
             case "symbolic":
                 return self.shapes.sym_int(self.value(rest[0]))
+            case "caller":
+                file, name, qualname, line, namespace = rest
+                return Caller(file, name, qualname, line, self.objects[namespace])
             case "shape":
                 return unpack_shape(rest, self.objects, self.value)
         raise Changed(f"the mark {mark!r} is not known")

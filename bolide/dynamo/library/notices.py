@@ -29,7 +29,7 @@ class Notice(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        line = (self.filename, self.lineno) if self.caller is None else (self.caller.code, self.caller.line)
+        line = (self.filename, self.lineno) if self.caller is None else (self.caller.file, self.caller.line)
         return str(self.message), self.category, *line
 
 
@@ -87,25 +87,25 @@ class Notices:
             if notice.caller is None:
                 warnings.showwarning(notice.message, notice.category, notice.filename, notice.lineno)
                 continue
-            code, line, namespace = notice.caller
+            caller = notice.caller
             warnings.warn_explicit(
                 notice.message,
                 notice.category,
-                code.code.co_filename,
-                line,
-                namespace.get("__name__"),
-                namespace.setdefault("__warningregistry__", {}),
+                caller.file,
+                caller.line,
+                caller.namespace.get("__name__"),
+                caller.namespace.setdefault("__warningregistry__", {}),
             )
 
 
 def _raise_what_is_an_error(message: Warning | str, category: type[Warning], caller: Caller) -> None:
     """Ask the filters of the user's line. What they remember of warnings that they showed is as before."""
-    code, line, namespace = caller
     once = getattr(warnings, "onceregistry", {})
     known, showing = dict(once), warnings.showwarning
     warnings.showwarning = lambda *args, **kwargs: None
     try:
-        warnings.warn_explicit(message, category, code.code.co_filename, line, namespace.get("__name__"), {})
+        module = caller.namespace.get("__name__")
+        warnings.warn_explicit(message, category, caller.file, caller.line, module, {})
     finally:
         warnings.showwarning = showing
         once.clear()

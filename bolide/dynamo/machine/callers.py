@@ -12,9 +12,9 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from bolide.dynamo.bytecode.instructions import Code
 from bolide.dynamo.program.kinds import MISSING, contents_of
 from bolide.dynamo.world.frames import Frame
 from bolide.support.caches import on_reset
@@ -34,9 +34,11 @@ def makes_classes(function: object) -> bool:
 
 
 class Caller(NamedTuple):
-    """A frame of the user's that calls something at a line."""
+    """A frame of the user's that calls something at a line: of code of this name, in a file."""
 
-    code: Code
+    file: str
+    name: str
+    qualname: str
     line: int
     namespace: dict[str, Any]
 
@@ -48,7 +50,8 @@ def callers_of(frames: Iterable[Frame]) -> tuple[Caller, ...]:
 
 def caller_of(frame: Frame) -> Caller:
     """Where a frame stands."""
-    return Caller(frame.code, frame.code.lines[max(frame.pc - 1, 0)], frame.globals)
+    code, line = frame.code, frame.code.lines[max(frame.pc - 1, 0)]
+    return Caller(code.code.co_filename, code.code.co_name, code.qualname, line, frame.globals)
 
 
 def variables(frame: Frame) -> dict[str, Any]:
@@ -62,11 +65,12 @@ def variables(frame: Frame) -> dict[str, Any]:
     return values
 
 
+@dataclass(frozen=True, eq=False)
 class Within:
     """`function`, called from frames that look like `callers` (outermost first), without their variables."""
 
-    def __init__(self, function: Callable[..., Any], callers: tuple[Caller, ...]) -> None:
-        self.function, self.callers = function, callers
+    function: Callable[..., Any]
+    callers: tuple[Caller, ...]
 
     def __call__(self, /, *args: object, **kwargs: object) -> object:
         calls = [functools.partial(self.function, *args, **kwargs)]
@@ -103,22 +107,21 @@ def _nothing() -> None:
 def _from(caller: Caller, values: dict[str, Any], call: functools.partial[Any]) -> functools.partial[Any]:
     """`call`, called from a frame with the name, line, globals and variables of the user's."""
     names = tuple(name for name in values if name.isidentifier() and not keyword.iskeyword(name))
-    code = _stand_in(caller.code, caller.line, names)
+    code = _stand_in(*caller[:4], names)
     constants = tuple(call if constant == _CALLED else constant for constant in code.co_consts)
     function = types.FunctionType(code.replace(co_consts=constants), caller.namespace)
     return functools.partial(function, *(values[name] for name in names))
 
 
 @functools.lru_cache(1 << 12)
-def _stand_in(code: Code, line: int, names: tuple[str, ...]) -> types.CodeType:
+def _stand_in(file: str, name: str, qualname: str, line: int, names: tuple[str, ...]) -> types.CodeType:
     scope: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a number is not callable
         exec(f"def stub({', '.join(names)}): return {_CALLED}()", scope)
-    named: dict[str, Any] = {"co_name": code.code.co_name, "co_filename": code.code.co_filename}
-    if hasattr(code.code, "co_qualname"):
-        named["co_qualname"] = code.qualname
-    return scope["stub"].__code__.replace(co_firstlineno=line, **named)  # type: ignore[no-any-return]
+    code: types.CodeType = scope["stub"].__code__
+    named = {"co_qualname": qualname} if hasattr(code, "co_qualname") else {}
+    return code.replace(co_firstlineno=line, co_name=name, co_filename=file, **named)  # type: ignore[arg-type]
 
 
 on_reset(_stand_in.cache_clear)

@@ -240,10 +240,11 @@ class Break:
 @dataclass
 class Reliance:
     """What a capture has taken for granted, because it stays as it is while a process lives. Another process that
-    wants to use its result has to ask: `constants`, plain values of libraries and where they were read; `codes`, the
-    code that was interpreted; `reasons` why it cannot be asked."""
+    wants to use its result has to ask: `constants`, plain values of libraries and where they were read; `found`,
+    where their other objects were, by id; `codes`, the code that was interpreted; `reasons` why it cannot be asked."""
 
     constants: list[tuple[Source, object]] = field(default_factory=list)
+    found: dict[int, tuple[Source, object]] = field(default_factory=dict)
     codes: set[types.CodeType] = field(default_factory=set)
     reasons: list[tuple[str, UserFrame | None]] = field(default_factory=list)
 

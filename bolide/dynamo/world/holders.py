@@ -269,6 +269,8 @@ class Containers:
         if is_constant(real) and self.symbols.is_settled(source, real):
             self.guards.add(source, "equals", real)
             return real
+        if source.kind == "object" and all(isinstance(item, type) for item in real):
+            return self.world.identities.mirror(real, source)  # type: ignore[no-any-return]
         self.guards.add(source, "type", tuple)
         self._guard_count(source, len(real))
         items = tuple([self.world.wrap(item, Source("item", source, i)) for i, item in enumerate(real)])

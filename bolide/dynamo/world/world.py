@@ -55,6 +55,11 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _VIEWS = (*VIEWS, types.MappingProxyType)
 
 
+def _is_constant(value: object) -> bool:
+    """Whether a value of a library is a constant; a tuple of nothing but classes is one, too."""
+    return is_constant(value) or (type(value) is tuple and all(isinstance(item, type) for item in value))
+
+
 class World:
     """Everything one capture knows of the world outside of it, in parts. `program`: the one that is interpreted."""
 
@@ -230,7 +235,7 @@ class World:
         cls = type(real)
         if is_opaque(real) or (cls in BOUND_BUILTINS and is_bound(real)):
             return self.identities.mirror(real, source)
-        if cls in CONSTANT_TYPES or isinstance(real, (type, enum.Enum, str)) or is_constant(real):
+        if cls in CONSTANT_TYPES or isinstance(real, (type, enum.Enum, str)) or _is_constant(real):
             self.guards.reliance.constants.append((source, real))
             return real
         known = self.identities.seen.get(id(real))
@@ -238,6 +243,7 @@ class World:
             known = self.identities.seen.setdefault(id(real), Seen(real, real, source))
             if known.source is not source and known.source.kind != "object":
                 self.guards.add(known.source, "is", real)
+        self.guards.reliance.found.setdefault(id(real), (source, real))
         return self.wrap(real, Source("object", None, None, real)) if known is None else known.value
 
     def _alone(self, wrap: Callable[..., Any], *args: Any) -> Any:

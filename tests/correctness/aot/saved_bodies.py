@@ -8,6 +8,7 @@ import contextlib
 import enum
 import functools
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -276,6 +277,69 @@ def drawing_arrays(x: torch.Tensor) -> torch.Tensor:
     return x * np.random.rand() + torch.from_numpy(np.random.rand(4)).float() * np.random.randint(1, 5)
 
 
+def _slope(factor: float) -> float:
+    return factor * OFFSET
+
+
+def _scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x.sin() * factor
+
+
+scale = torch.library.custom_op("bolide_tests::scale", _scale, mutates_args=())
+scale.register_fake(lambda x, factor: torch.empty_like(x))
+scale.register_autograd(
+    lambda ctx, gradient: (gradient * ctx.x.cos() * _slope(ctx.factor), None),
+    setup_context=lambda ctx, inputs, output: ctx.__dict__.update(x=inputs[0], factor=inputs[1]),
+)
+
+
+def through_operator(x: torch.Tensor) -> torch.Tensor:
+    return scale(x * 2, 3.0) + 1  # type: ignore[no-any-return]
+
+
+class Amount:
+    """Has operators that are functions of the program's."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def __rmul__(self, other: torch.Tensor) -> torch.Tensor:
+        return other * self.number
+
+    def __lt__(self, other: Amount) -> bool:
+        return self.number < other.number
+
+
+def with_amounts(x: torch.Tensor) -> torch.Tensor:
+    few, many = Amount(2), Amount(3)
+    return x * few * many if few < many else x
+
+
+def divergence(x: torch.Tensor) -> torch.Tensor:
+    """Asks a table of a library, whose keys are tuples of classes."""
+    normal = torch.distributions.Normal(x, 1.0)
+    return torch.distributions.kl_divergence(normal, torch.distributions.Normal(x * 2, 3.0))
+
+
+def _with_cached_property() -> Callable[[torch.Tensor], torch.Tensor]:
+    class Settings:
+        @functools.cached_property
+        def factor(self) -> float:
+            return OFFSET * 2
+
+    settings = Settings()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * settings.factor
+
+    return function
+
+
+def warning(x: torch.Tensor) -> torch.Tensor:
+    warnings.warn("of the line that calls", FutureWarning, stacklevel=1)
+    return x + 1
+
+
 class Adapted(nn.Module):
     """Calls a layer with parameters of its own, of which two are tied."""
 
@@ -320,4 +384,9 @@ BODIES: dict[str, Callable[[torch.Tensor], Any] | type[nn.Module]] = {
     "local classes": _made_here(),
     "named tuple": _with_named_tuples(),
     "random numbers of NumPy's": drawing_arrays,
+    "operators of a class": with_amounts,
+    "table of a library": divergence,
+    "cached property": _with_cached_property(),
+    "warning": warning,
+    "operator of the program's": through_operator,
 }

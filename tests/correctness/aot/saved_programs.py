@@ -352,7 +352,7 @@ def changed(name: str) -> Iterator[None]:
     """What another process may find changed, by the program that it must not go unseen in."""
     functional = torch.nn.functional
     known = (SCALE, functional.silu, math.pi, with_default.__defaults__, Layer.forward)
-    saved_bodies.OFFSET = 7.0 if name.startswith(("print", "stack", "branch")) else 1.0
+    saved_bodies.OFFSET = 7.0 if name.startswith(("print", "stack", "branch", "operator of the")) else 1.0
     globals()["SCALE"] = 7.0 if name in ("function", "gradients", "module", "training", "sizes") else SCALE
     TABLE["gain"] = 5.0 if name == "table" else 3.0
     FACTOR[0] = 9.0 if name == "closure" else 2.5
@@ -370,6 +370,7 @@ def changed(name: str) -> Iterator[None]:
 
 CHANGED = ("function", "gradients", "module", "training", "sizes", "table", "closure", "function of torch's")
 CHANGED += ("edited", "inlined", "behind a break", "constant of a library", "default", "print", "print, training")
+CHANGED += ("operator of the program's, training",)
 CHANGED += ("stack of modules, training", "branch over data", "branch over data, training")
 
 
@@ -424,6 +425,7 @@ def main(variant: str, folder: str) -> None:
         PROGRAMS.clear()
         PROGRAMS["loaded"] = functools.partial(loaded, folder)
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "of the line that calls")
     bolide.dynamo.config.suppress_errors = False
     made = Versions._make_once
 

@@ -24,6 +24,7 @@ from bolide.dynamo.entry.versions import Versions
 from bolide.dynamo.library import marks
 from bolide.dynamo.machine.calls import INTERCEPTS
 from bolide.saving import environment
+from bolide.saving.keeper import Keeper
 from bolide.support import artifacts
 from bolide.support.cache import disk
 from bolide.support.errors import BolideError
@@ -151,6 +152,25 @@ def test_several_threads_use_one_entry(cache: Path, captures: list[str]) -> None
     assert len(found) == 6 and not captures
     for x, result in found:
         torch.testing.assert_close(result, scaled(x))
+
+
+def test_records_are_tried_in_the_order_of_the_calls(
+    cache: Path, captures: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later one may import what an earlier one depends on: an optimizer's first step looks at lists of torch's."""
+    inputs = [torch.randn(3, 8).to(dtype) for dtype in (torch.float32, torch.float64, torch.bfloat16)]
+    compiled = bolide.compile(scaled)
+    for x in inputs:
+        compiled(x)
+    bolide.reset()
+    captures.clear()
+    read: list[object] = []
+    unpacked = Keeper._unpacked
+    monkeypatch.setattr(Keeper, "_unpacked", lambda *args: read.append(args) or unpacked(*args))
+    compiled = bolide.compile(scaled)
+    for x in inputs:
+        torch.testing.assert_close(compiled(x), scaled(x))
+    assert len(read) == len(inputs) and not captures
 
 
 def test_damaged_records_are_made_anew(cache: Path, captures: list[str]) -> None:
