@@ -2,7 +2,8 @@
 
 A norm's op gives its result, mean and reciprocal deviation at once; seen as one op it would have to be done again in
 full to have the result again. Pointwise readers in the backward therefore read an expression of the input and the
-statistics, which are saved for the norm's own backward anyway, so the result itself need not be saved.
+statistics, which are saved for the norm's own backward anyway, so the result itself need not be saved. A log-softmax
+becomes its formula: its statistics are the largest of each row and the logarithm of a sum.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ class Writer:
     def __init__(self, place: fx.Node, shapes: ShapeEnv | None) -> None:
         self.place, self.shapes = place, shapes
 
-    def __call__(self, op: Any, *args: Any) -> fx.Node:
+    def __call__(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
         with self.place.graph.inserting_before(self.place):
-            node = self.place.graph.call_function(op, args)
-        node.meta = {**self.place.meta, "val": infer(op, args, {}, self.shapes)}
+            node = self.place.graph.call_function(op, args, kwargs)
+        node.meta = {**self.place.meta, "val": infer(op, args, kwargs, self.shapes)}
         return node
 
     def viewed(self, node: Any, shape: list[Any]) -> fx.Node:
@@ -83,7 +84,35 @@ def split_norms(graph: fx.Graph, forward: set[fx.Node], shapes: ShapeEnv | None 
                 value = formula(Writer(max(parts.values()).next, shapes), norm, parts[1], parts[2])
                 for reader in readers:
                     reader.replace_input_with(parts[0], value)
+    for node in graph.find_nodes(op="call_function", target=aten._log_softmax.default):
+        readers = [user for user in node.users if user not in forward and user.op != "output"]
+        if readers and all(map(fuses, readers)) and _is_along_rows(node):
+            value = _log_softmax(Writer(node, shapes), node)
+            value.meta = node.meta
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
     return graph
+
+
+def _log_softmax(write: Writer, node: fx.Node) -> fx.Node:
+    """The result as its op computes it, 16-bit floats in float32. What is computed twice is written in two ways, so
+    that it is not kept for the second one."""
+    x, dim, _ = node.args
+    dtype = node.meta["val"].dtype
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    if x.meta["val"].dtype != wide:  # type: ignore[union-attr]
+        x = write(aten._to_copy.default, x, dtype=wide)
+    top = write(aten.amax.default, x, [dim], True)
+    total = write(aten.sum.dim_IntList, write(aten.exp.default, write(aten.sub.Tensor, x, top)), [dim], True)
+    shifted = write(aten.add.Tensor, x, write(aten.neg.default, top))
+    value = write(aten.sub.Tensor, shifted, write(aten.log.default, total))
+    return value if dtype == wide else write(aten._to_copy.default, value, dtype=dtype)
+
+
+def _is_along_rows(node: fx.Node) -> bool:
+    """Row-major, and a row has elements."""
+    x, out = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    return bool(x.shape) and 0 not in x.shape and x.stride == out.stride == contiguous_strides(x.shape)
 
 
 def _is_static(x: Any) -> bool:

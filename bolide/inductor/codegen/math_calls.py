@@ -37,10 +37,18 @@ def elementary(op: str, *args: Value) -> Value:
             raise NotImplementedError(f"no code for {op} of {kind} on {target.name}")
         return function(*args) if kind == "float" and op in math32.INLINE else _by_lane(function, args)
     if kind == "float" and op in math32.INLINE:
-        return math32.INLINE[op](*args)
+        return math32.INLINE[op](*args) if args[0].lanes > 1 else _in_one_of_four(math32.INLINE[op], args)
     if kind == "float" and op in ("cosh", "sinh"):
         return _hyperbolic(op, args[0])
     return 1.0 / (_call("exp", (-args[0],)) + 1.0) if op == "sigmoid" else _call(op, args)
+
+
+def _in_one_of_four(function: Callable[..., Value], args: tuple[Value, ...]) -> Value:
+    """A function of float32 numbers in a lane of a register: selections there are no branches (log takes 0.4 of the
+    time)."""
+    b = args[0].b
+    zeros = Value(b, "zeroinitializer", "float", 4)
+    return b.extract(function(*(b.insert(zeros, arg, 0) for arg in args)), 0)
 
 
 def _hyperbolic(op: str, x: Value) -> Value:

@@ -3,7 +3,8 @@ nothing needs is dropped."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import functools
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -22,6 +23,7 @@ from bolide.inductor.ir.definitions import (
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.ir.scalar_ops import SCALAR_OPS
 from bolide.inductor.ir.walks import (
+    index_vars,
     is_impure,
     is_indirect,
     loads_of,
@@ -73,10 +75,13 @@ def _round(program: Program, inlined: dict[str, Computed], machine: Machine, tim
     fixed = _kept_in_memory(program)
     readers = readers_of(program.definitions)
     values: Inlined = {}
+    known: dict[str, Computed] = {}
     done: list[Definition] = []
     for definition in program.definitions:
         if isinstance(definition, (Computed, Scatter)):
             definition = _with_inlined(definition, inlined, values)
+            if isinstance(definition, Computed):
+                definition = known[definition.name] = of_one_term(definition, known, values)
             given = readers.get(definition.name, [])
             free = definition.name not in fixed
             if free and isinstance(definition, Computed) and _worth(definition, given, machine, times):
@@ -219,3 +224,78 @@ def select(mask: Node, value: Node) -> Node:
     """`value` where `mask` holds, else 0."""
     zero = False if value.dtype is torch.bool else 0.0 if value.dtype.is_floating_point else 0
     return Node.make("where", value.dtype, (mask, value, Node.make("const", value.dtype, (), zero)))
+
+
+# ---- sums of one term ----------------------------------------------------------------------------------------------
+
+
+def of_one_term(definition: Computed, known: Mapping[str, Computed], values: Inlined) -> Computed:
+    """A sum in which only the term at a known place is not 0 (the gradient of a loss at its target) as that term, if
+    the place is in range: ``sum over r of where(t == r and c, v, 0)`` is ``where(0 <= t < extent and c, v, 0)``.
+    `known`: what it may be a sum of, by name."""
+    if definition.reduce_op != "sum" or definition.scan is not None or len(definition.reduce_axes) != 1:
+        return definition
+    ((axis, extent),) = definition.reduce_axes
+    casts, value = [], definition.value
+    while (inside := _looked_into(value, known, values)) is not None:
+        casts += [value.dtype] if value.op == "cast" else []
+        value = inside
+    if value.op != "where" or not _is_zero(value.src[2]):
+        return definition
+    condition, term, zero = value.src
+    parts = [*_conjuncts(condition)]
+    told = next((part for part in parts if _equal_to(part, axis) is not None), None)
+    others = [part for part in parts if part is not told]
+    place = None if told is None else _equal_to(told, axis)
+    if place is None or any(axis in index_vars(node) for node in nodes_below((place, term, *others))):
+        return definition
+    for op, bound in (("ge", Expr.const(0)), ("lt", extent)):
+        others.append(Node.make(op, torch.bool, (place, _number(bound))))
+    value = Node.make("where", value.dtype, (functools.reduce(_both, others), term, zero))
+    for dtype in reversed(casts):
+        value = Node.make("cast", dtype, (value,))
+    return replace(definition, value=value, reduce_op=None, reduce_axes=())
+
+
+def _looked_into(value: Node, known: Mapping[str, Computed], values: Inlined) -> Node | None:
+    """The float that is rounded, or what is computed where it is loaded."""
+    if value.op == "cast" and value.dtype.is_floating_point and value.src[0].dtype.is_floating_point:
+        return value.src[0]
+    if value.op != "load" or value.src or value.arg.buffer not in known:
+        return None
+    producer = known[value.arg.buffer]
+    return value_at(producer, value, values) if producer.reduce_op is None else None
+
+
+def _both(one: Node, other: Node) -> Node:
+    return Node.make("and", torch.bool, (one, other))
+
+
+def _number(value: Expr) -> Node:
+    return Node.make(
+        *(("const", torch.int64, (), value.value) if value.is_const else ("index", torch.int64, (), value))
+    )
+
+
+def _is_zero(node: Node) -> bool:
+    return node.op == "const" and node.arg == 0
+
+
+def _conjuncts(node: Node) -> Iterator[Node]:
+    """Conditions that hold all together where one does."""
+    if node.op == "and" and node.dtype is torch.bool:
+        for operand in node.src:
+            yield from _conjuncts(operand)
+    else:
+        yield node
+
+
+def _equal_to(node: Node, axis: str) -> Node | None:
+    """What a condition says that the place on an axis is."""
+    if node.op != "eq" or node.src[0].dtype is not torch.int64:
+        return None
+    for mine, other in (node.src, node.src[::-1]):
+        if mine.op == "index" and mine.arg.free_vars == {axis}:
+            step, first = mine.arg.coefficient(axis), mine.arg.subs({axis: 0})
+            return other if step is not None and is_one(step) and first == Expr.const(0) else None
+    return None
