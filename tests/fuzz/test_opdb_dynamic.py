@@ -3,7 +3,7 @@ dtypes and strides; and other sizes are no reason to compile again, unless bolid
 
 By hand, each operation in a process of its own (a crash or a timeout is a finding as well):
 `python tests/fuzz/test_opdb_dynamic.py --backend inductor --jobs 8 [--ops NAME,NAME] [--shard 0/4] [--static]
-[--layouts] [--dtypes all|NAME,NAME] [--seed N] [--most N] [--report FILE]`.
+[--layouts] [--twice] [--dtypes all|NAME,NAME] [--seed N] [--most N] [--report FILE]`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,14 @@ COUNT = 25  # operations and modules of a run in CI
 AHEAD = {"aot_default": default_partition, "aot_min_cut": min_cut_rematerialization_partition}
 BACKENDS = ("eager", "aot_eager", "inductor", *AHEAD)
 LIMIT = 60.0  # for a sample
+OTHERS = ("int64", "int32,uint8", "bool,int8", "complex64", "bfloat16", "float16", "float64")  # in turn
 UNDEFINED = ("empty", "resize_")  # what these give has no values to compare
 ROWS_ONLY = ("native_group_norm",)  # eager reads a weight with gaps as if it were dense: its values are wrong there
+ONCE = (
+    "rrelu",
+    "gaussian_nll_loss",
+    "cosine_similarity",
+)  # they write where no gradients are seen to what has a history: refused
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 1e-2, torch.float64: 1e-7, torch.complex128: 1e-7}
 #: kinds of calls that run in eager for a fault of ours
 OURS = ("bug", "user_exception")
@@ -91,8 +97,9 @@ class Outcome:
     state: list[torch.Tensor]
 
 
-def outcome(function: Any, holder: Any, arguments: Arguments, seed: int) -> Outcome:
-    """Call a function with copies of arguments, and derive what can be. `holder`: the module with the state."""
+def outcome(function: Any, holder: Any, arguments: Arguments, seed: int, twice: bool = False) -> Outcome:
+    """Call a function with copies of arguments, and derive what can be, with `twice` also the gradients. `holder`: the
+    module with the state."""
     if isinstance(holder, torch.nn.Module):
         holder.zero_grad()
     args, kwargs = cloned(arguments)
@@ -110,11 +117,30 @@ def outcome(function: Any, holder: Any, arguments: Arguments, seed: int) -> Outc
         generator = torch.Generator().manual_seed(seed)
         given = [_random_like(root, generator) for root in roots]
         try:
-            torch.autograd.backward(roots, given)
-            grads = [leaf.grad for leaf in leaves]
+            if twice:
+                grads = _derived_twice(roots, leaves, given, generator)
+            else:
+                torch.autograd.backward(roots, given)
+                grads = [leaf.grad for leaf in leaves]
         except REFUSALS as error:
             grads = [error]
     return Outcome(drew, result, grads, inputs, state)
+
+
+def _derived_twice(
+    roots: list[torch.Tensor], leaves: list[torch.Tensor], given: list[torch.Tensor], generator: torch.Generator
+) -> list[torch.Tensor]:
+    """Gradients, and those of their sum with random weights. One that is zero, eager may leave out."""
+    first = torch.autograd.grad(roots, leaves, given, create_graph=True, allow_unused=True)
+    weights = [_random_like(leaf, generator) for leaf in leaves]
+    pairs = [(each, weight) for each, weight in zip(first, weights) if each is not None and each.requires_grad]
+    if pairs:
+        torch.autograd.backward(*zip(*pairs))
+    found = zip((*leaves, *leaves), (*first, *[leaf.grad for leaf in leaves]), strict=True)
+    return [
+        torch.zeros(leaf.shape, dtype=leaf.dtype) if grad is None else grad.detach().contiguous()
+        for leaf, grad in found
+    ]
 
 
 def _random_like(root: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -174,18 +200,17 @@ def differing(mine: Outcome, theirs: Outcome, values: bool) -> str | None:
     return None
 
 
-def is_excused(function: Any, call: Arguments, seed: int, mine: Outcome, theirs: Outcome) -> bool:
+def is_excused(function: Any, call: Arguments, seed: int, mine: Outcome, theirs: Outcome, twice: bool) -> bool:
     """Whether a difference tells nothing: eager reads memory that it has not written, or is as far from float64."""
     if differing(mine, theirs, False) is not None:
         return False
     for junk in (float("nan"), 1e30):
         del [torch.full((2**power,), junk) for power in range(4, 14) for _ in range(8)][:]
-        if differing(outcome(own(function), None, call, seed), theirs, True) is not None:
+        if differing(outcome(own(function), None, call, seed, twice), theirs, True) is not None:
             return True
     try:
-        exact = outcome(
-            own(function).double() if isinstance(function, torch.nn.Module) else function, None, *_widened(call), seed
-        )
+        wide = own(function).double() if isinstance(function, torch.nn.Module) else function
+        exact = outcome(wide, None, *_widened(call), seed, twice)
     except Exception:
         return False  # that has no float64
     return all(
@@ -228,7 +253,9 @@ def compile_by(backend: str, function: Any, dynamic: bool) -> Any:
     return compile_ahead(function, lambda graph, examples: graph, partition_fn=AHEAD[backend], dynamic=dynamic)
 
 
-def check(subject: Subject, function: Any, first: Arguments, backend: str, dynamic: bool, seed: int) -> Iterator[Any]:
+def check(
+    subject: Subject, function: Any, first: Arguments, backend: str, dynamic: bool, seed: int, twice: bool = False
+) -> Iterator[Any]:
     """(kind, detail, what changed) of each thing that is found in one series."""
     calls = series(function, first, random.Random(seed), subject.name not in UNCHECKED)
     try:
@@ -244,24 +271,27 @@ def check(subject: Subject, function: Any, first: Arguments, backend: str, dynam
     for number, (call, what) in enumerate(zip(calls.calls, ["", *calls.changed])):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            expected = outcome(theirs, theirs, call, seed)
+            expected = outcome(theirs, theirs, call, seed, twice)
         values = not expected.random and not any(name in subject.name for name in UNDEFINED)
         told, changed = Told(), what
+        underived = twice and any(isinstance(grad, Exception) for grad in expected.grads)
         try:
             with events.subscribed(told.hear), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = outcome(compiled, mine, call, seed)
+                found = outcome(compiled, mine, call, seed, twice)
         except Exception as error:
             refused = backend in AHEAD and isinstance(error, Unsupported)
             yield "refused" if refused else "raises", _described(error), changed
             return
         finally:
             fixed += told.fixed
+        if underived:  # the gradient of eager's kernel has no derivative, that of a formula may have one
+            found.grads = expected.grads
         wrong = differing(found, expected, values)
-        if wrong is not None and is_excused(function, call, seed, found, expected):
+        if wrong is not None and is_excused(function, call, seed, found, expected, twice):
             yield "undefined", wrong, changed
         elif wrong is not None:
-            yield "wrong", wrong + named(function, calls.calls[: number + 1], backend, dynamic, seed), changed
+            yield "wrong", wrong + named(function, calls.calls[: number + 1], backend, dynamic, seed, twice), changed
             return
         for event in told.fallbacks:
             yield "fallback" if event.kind in OURS else "eager", f"{event.kind}: {event.reason}", changed
@@ -272,7 +302,7 @@ def check(subject: Subject, function: Any, first: Arguments, backend: str, dynam
     yield "ok", f"{len(calls.calls)} calls", ""
 
 
-def named(function: Any, calls: list[Arguments], backend: str, dynamic: bool, seed: int) -> str:
+def named(function: Any, calls: list[Arguments], backend: str, dynamic: bool, seed: int, twice: bool) -> str:
     """What `bolide.shadow` says of calls whose last one is wrong: the first operation that differs, and its kernel."""
     if backend != "inductor":
         return ""
@@ -282,7 +312,7 @@ def named(function: Any, calls: list[Arguments], backend: str, dynamic: bool, se
         compiled, known = bolide.compile(again, dynamic=dynamic or None), len(reports)
         with contextlib.suppress(Exception):
             for call in calls:
-                outcome(compiled, again, call, seed)
+                outcome(compiled, again, call, seed, twice)
         found = reports[known:]
     return f"; shadow: {found[0]}" if found else "; shadow: all graphs agree with ATen"
 
@@ -360,6 +390,7 @@ class Options:
     seed: int
     layouts: bool = False
     named: bool = False
+    twice: bool = False
 
 
 def work(task: Task, options: Options, write: Any) -> None:
@@ -388,7 +419,7 @@ def work(task: Task, options: Options, write: Any) -> None:
             bolide.reset()
             with config.patch(suppress_errors=False, cache_size_limit=64):
                 for kind, detail, changed in check(
-                    task.subject, function, arguments, task.backend, options.dynamic, options.seed
+                    task.subject, function, arguments, task.backend, options.dynamic, options.seed, options.twice
                 ):
                     name = str(dtype).removeprefix("torch.")
                     write(asdict(Finding(task.subject.name, task.backend, name, number, kind, detail, changed)))
@@ -496,6 +527,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--named", action="store_true", help="all arguments are given by name, where eager takes them so"
     )
+    parser.add_argument("--twice", action="store_true", help="gradients are derived, too")
     parser.add_argument("--dtypes", default="main", help="main, all, or names with commas between: float64,int32")
     parser.add_argument("--samples", type=int, default=10**9, help="at most, of each dtype")
     parser.add_argument("--most", type=int, help="operations and modules, the first ones (see --shuffle)")
@@ -518,9 +550,12 @@ def swept(given: argparse.Namespace) -> int:
     print(f"torch {torch.__version__}, seed {given.seed}", flush=True)
     named = {"main": (), "all": DTYPES}.get(given.dtypes)
     dtypes = named if named is not None else tuple([getattr(torch, name) for name in given.dtypes.split(",")])
-    options = Options(not given.static, dtypes, given.samples, given.seed, given.layouts, given.named)
+    options = Options(not given.static, dtypes, given.samples, given.seed, given.layouts, given.named, given.twice)
     backends = BACKENDS if given.backend == "all" else given.backend.split(",")
-    tasks = [Task(subject, backend) for subject in chosen(given.ops, given.shard) for backend in backends]
+    asked = chosen(given.ops, given.shard)
+    if given.twice:
+        asked = [subject for subject in asked if not any(name in subject.name for name in ONCE)]
+    tasks = [Task(subject, backend) for subject in asked for backend in backends]
     if given.shuffle:
         random.Random(given.seed).shuffle(tasks)
     counts: Counter[str] = Counter()
@@ -540,10 +575,11 @@ def swept(given: argparse.Namespace) -> int:
 def test_samples_with_other_sizes() -> None:
     """Random parts of the sweep, in a process of its own, whose output says how to repeat them: values and strides of
     results and gradients. What is compiled is kept on disk, as users have it."""
-    common = ["--samples", "3", "--shuffle", "--most", str(COUNT), "--seed"]
+    common = ["--samples", "3", "--shuffle", "--most", str(COUNT)]
     command = [sys.executable, __file__]
-    for options in ("--backend all", "--static", "--static --layouts", "--named"):
-        command += ["--and", *options.split(), *common, str(random.randrange(2**31))]
+    others = ["--twice --samples 1", f"--dtypes {random.choice(OTHERS)} --samples 1"]
+    for options in ("--backend all", *others, "--static", "--static --layouts", "--named"):
+        command += ["--and", *common, *options.split(), "--seed", str(random.randrange(2**31))]
     env = {**os.environ, "BOLIDE_FORCE_DISABLE_CACHES": ""}
     ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert not ran.returncode, f"{' '.join(command)}\n{ran.stdout}\n{ran.stderr[-3000:]}"

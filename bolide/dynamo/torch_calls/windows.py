@@ -53,7 +53,9 @@ class _Windows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int, size: Size, step: Size) -> torch.Tensor:
         ctx.of = x.shape, dim, size, step
-        return _windows(x, dim, size, step)
+        result: TracedTensor = _windows(x, dim, size, step)  # type: ignore[assignment]
+        result.value.meta.pop("cut", None)  # its derivative is that of the view
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -138,6 +140,8 @@ def _pooled(vm: Machine, function: object, dims: int, args: Args, kwargs: Kwargs
     symbols = any(type(size) is torch.SymInt for size in (*sizes, *steps))
     if type(x) is not TracedTensor or not symbols or any(each not in (0, None) for each in given.values()):
         return NATIVE
+    if function in _AVERAGES and not x.is_floating_point():
+        return NATIVE  # the mean is rounded
     if len(sizes) != dims or len(steps) != dims or x.dim() not in (dims + 1, dims + 2) or 0 in x.shape[-dims - 1 :]:
         return NATIVE
     if not all(0 < size <= whole for size, whole in zip(sizes, x.shape[-dims:])) or not all(s > 0 for s in steps):

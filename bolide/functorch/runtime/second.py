@@ -9,7 +9,8 @@ backward of its own, and so on to any order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,10 +30,12 @@ from bolide.functorch.graphs import (
 from bolide.functorch.joint import run_engine
 from bolide.functorch.partitioners import Joint
 from bolide.functorch.runtime.transformed import Tangents, outside
+from bolide.functorch.signature import with_sizes
 from bolide.support.errors import CompileError, Unsupported
 from bolide.support.garbage import collector_paused
+from bolide.symbolic import Cond, Size, as_expr
 from bolide.tracing import TensorMeta, Trace, TracedTensor
-from bolide.tracing.called.branches import call_again, separated
+from bolide.tracing.called.branches import call_again
 from bolide.tracing.called.derivatives import check_phases
 from bolide.tracing.graph import closure
 from bolide.tracing.traits import traits_of
@@ -75,9 +78,21 @@ class Tape(NamedTuple):
         for node, target, args, kwargs in self.steps:
             if node not in known:
                 given = fx.map_arg(args, known.get), fx.map_arg(kwargs, known.get)
-                value = self.constants[str(target)] if node.op == "get_attr" else _called(trace, node, target, *given)
-                known[node] = separated(value) if node.meta.get("cut") else value
+                known[node] = (
+                    self.constants[str(target)] if node.op == "get_attr" else _called(trace, node, target, *given)
+                )
         return [known[node] for node in self.wanted]
+
+    def numbers(self) -> dict[str, int]:
+        """Where the sizes that others are made of are among the inputs, by the names that they were recorded with."""
+        values = [(node.meta["val"], at) for at, node in enumerate(self.inputs)]
+        return {as_expr(value).text(): at for value, at in values if isinstance(value, torch.SymInt)}
+
+
+def _kind(value: object) -> object:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.dtype, value.device, value.requires_grad, value.is_leaf
 
 
 def _called(trace: Trace | None, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
@@ -85,8 +100,8 @@ def _called(trace: Trace | None, node: fx.Node, target: Any, args: Any, kwargs: 
         raise Unsupported("random numbers that depend on a tensor would be drawn again", kind="operator")
     if _updates_statistics(target, args):
         x, weight, bias, _, _, *rest = args
-        return aten._native_batch_norm_legit.no_stats(x, weight, bias, *rest)
-    return call_again(trace, target, args, kwargs)
+        target, args = aten._native_batch_norm_legit.no_stats, (x, weight, bias, *rest)
+    return call_again(trace, target, args, kwargs, node.meta.get("cut"))
 
 
 def tape_of(joint: Joint, constants: dict[str, torch.Tensor]) -> Tape:
@@ -146,29 +161,70 @@ def _readers(node: fx.Node) -> list[fx.Node]:
     return [user for user in node.users if node in _read_by(user)]
 
 
-def second_order(tape: Tape, compile_trace: Compile, *, data: bool = False) -> SecondOrder:
-    """The differentiable backward of a program. It is made when it is first needed, once for each combination of sizes,
-    layouts and histories of its arguments. What cannot be made, and programs with sizes that are `data`, are replayed
-    in eager.
-    """
-    known: dict[object, tuple[Runner, list[int]] | None] = {}
+class Made(NamedTuple):
+    """Compiled gradients of the inputs at `places`. `layouts`: the sizes and strides of the tensors that they are
+    computed from, in terms of `symbols`: places of numbers among the inputs, of which they assume the `guards`. Other
+    numbers are `fixed`."""
 
-    def gradients(inputs: Sequence[Any], kept: Sequence[torch.Tensor], tangents: Tangents) -> Gradients | None:
-        if data:
-            return in_eager(tape, inputs, kept, tangents)
-        key = (*map(_key, inputs), None, *map(_key, tangents))
-        if key not in known:
-            known[key] = _build(tape, compile_trace, inputs, kept, tangents)
-        compiled = known[key]
-        if compiled is None:
-            return in_eager(tape, inputs, kept, tangents)
-        run, places = compiled
+    run: Runner
+    places: list[int]
+    layouts: list[tuple[object, ...]]
+    fixed: dict[int, object]
+    symbols: dict[str, int]
+    guards: tuple[Cond, ...]
+
+    def fits(self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether they serve these arguments."""
+        values = {name: inputs[at] for name, at in self.symbols.items()}
+        if any(inputs[at] != value for at, value in self.fixed.items()):
+            return False
+        if any(value < 2 for value in values.values()):  # to the trace, these are numbers
+            return False
+        real = [(*tensor.shape, *tensor.stride()) for tensor in tensors]
+        return real == with_sizes(self.layouts, values) and all(guard.evaluate(values) for guard in self.guards)
+
+
+def second_order(tape: Tape, compile_trace: Compile, *, data: bool = False) -> SecondOrder:
+    """The differentiable backward of a program; with sizes that are `data` it is replayed in eager."""
+    return partial(in_eager, tape) if data else _Versions(tape, compile_trace).gradients
+
+
+class _Versions:
+    """The gradients of a program, compiled when they are first needed, once for each combination of layouts and
+    histories of its arguments, for any sizes if the program is. What cannot be compiled is replayed in eager."""
+
+    def __init__(self, tape: Tape, compile_trace: Compile) -> None:
+        self.tape, self.compile_trace = tape, compile_trace
+        self.numbers = tape.numbers()
+        self.known: dict[object, list[Made] | None] = {}
+
+    def gradients(self, inputs: Sequence[Any], kept: Sequence[torch.Tensor], tangents: Tangents) -> Gradients | None:
+        sizes = {*self.numbers.values()}
+        key = tuple([_kind(value) for at, value in enumerate((*inputs, *tangents)) if at not in sizes])
+        versions = self.known.setdefault(key, [])
+        if versions is None:
+            return in_eager(self.tape, inputs, kept, tangents)
         arguments = [value for value in (*inputs, *kept, *tangents) if isinstance(value, torch.Tensor)]
+        made = next((made for made in versions if made.fits(inputs, arguments)), None)
+        if made is None:
+            made = self._made(inputs, kept, tangents)
+            if made is None:
+                self.known[key] = None
+                return in_eager(self.tape, inputs, kept, tangents)
+            versions.append(made)
         with torch._C._DisableAutocast():
-            computed = dict(zip(places, run(arguments), strict=True))
+            found = made.run([*arguments, *[inputs[at] for at in made.symbols.values()]])
+        computed = dict(zip(made.places, found, strict=True))
         return tuple([computed.get(place) for place in range(len(inputs))])
 
-    return gradients
+    def _made(self, inputs: Sequence[Any], kept: Sequence[torch.Tensor], tangents: Tangents) -> Made | None:
+        """For any sizes where that can be; None for a program that cannot be derived twice."""
+        for numbers in (self.numbers, {}) if self.numbers else ({},):
+            try:
+                return _compiled(self.tape, self.compile_trace, inputs, kept, tangents, numbers)
+            except (RuntimeError, NotImplementedError, Unsupported, CompileError):
+                continue
+        return None
 
 
 def in_eager(tape: Tape, inputs: Sequence[Any], kept: Sequence[torch.Tensor], tangents: Tangents) -> Gradients | None:
@@ -189,41 +245,56 @@ def in_eager(tape: Tape, inputs: Sequence[Any], kept: Sequence[torch.Tensor], ta
     return tuple([next(derived) if any(value is root for root in roots) else None for value in inputs])
 
 
-def _key(value: Any) -> object:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad, value.is_leaf
-
-
-def _build(
+def _compiled(
     tape: Tape,
     compile_trace: Compile,
     inputs: Sequence[Any],
     kept: Sequence[torch.Tensor],
     tangents: Tangents,
-) -> tuple[Runner, list[int]] | None:
-    """The compiled gradients and which inputs they belong to; None for a program that cannot be derived twice."""
+    numbers: Mapping[str, int],
+) -> Made:
+    """The compiled gradients, in which these numbers among the inputs are symbols."""
     trace = Trace()
     trace.derivation.running = True
+    sizes = {name: trace.size(inputs[at], f"size{at}") for name, at in numbers.items()}
 
-    def entered(values: Sequence[Any], name: str) -> list[Any]:
+    def entered(values: Sequence[Any], nodes: Sequence[Any], name: str) -> list[Any]:
         return [
-            trace.input(value, f"{name}{place}") if isinstance(value, torch.Tensor) else value
-            for place, value in enumerate(values)
+            trace.input(value, f"{name}{place}", _sizes_of(node, sizes)) if isinstance(value, torch.Tensor) else value
+            for place, (value, node) in enumerate(zip(values, nodes))
         ]
 
-    values, again, weights = entered(inputs, "x"), entered(kept, "kept"), entered(tangents, "tangent")
-    try:
-        with collector_paused(), torch.enable_grad(), torch._C._DisableAutocast(), trace.recording():
-            outputs = tape.replay(trace, values, again)
-            pairs = [(out, weight) for out, weight in zip(outputs, weights) if weight is not None and out.requires_grad]
-            outs, wanted = [out for out, _ in pairs], [weight for _, weight in pairs]
-            check_phases(trace, outs)
-            places = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad]
-            derived = run_engine(outs, wanted, [values[place] for place in places], create_graph=True)
-        present = [(place, gradient) for place, gradient in zip(places, derived) if gradient is not None]
-        with collector_paused(), torch.enable_grad(), torch._C._DisableAutocast():
-            run = compile_trace(trace, [gradient for _, gradient in present])
-    except (RuntimeError, NotImplementedError, Unsupported, CompileError):
-        return None
-    return run, [place for place, _ in present]
+    values, again = entered(inputs, tape.inputs, "x"), entered(kept, tape.kept, "kept")
+    weights = entered(tangents, tape.wanted, "tangent")
+    for name, size in sizes.items():
+        values[numbers[name]] = size
+    layouts = [tuple(map(_plain, (*leaf.shape, *leaf.stride()))) for leaf in trace.leaves]
+    with collector_paused(), torch.enable_grad(), torch._C._DisableAutocast(), trace.recording():
+        outputs = tape.replay(trace, values, again)
+        pairs = [(out, weight) for out, weight in zip(outputs, weights) if weight is not None and out.requires_grad]
+        outs, wanted = [out for out, _ in pairs], [weight for _, weight in pairs]
+        check_phases(trace, outs)
+        places = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad]
+        derived = run_engine(outs, wanted, [values[place] for place in places], create_graph=True)
+    present = [(place, gradient) for place, gradient in zip(places, derived) if gradient is not None]
+    with collector_paused(), torch.enable_grad(), torch._C._DisableAutocast():
+        run = compile_trace(trace, [gradient for _, gradient in present])
+    symbols = {as_expr(size).text(): numbers[name] for name, size in sizes.items() if isinstance(size, torch.SymInt)}
+    fixed = {at: inputs[at] for at, value in enumerate(values) if not isinstance(value, (torch.Tensor, torch.SymInt))}
+    return Made(run, [place for place, _ in present], layouts, fixed, symbols, tuple(trace.shapes.guards))
+
+
+def _sizes_of(node: fx.Node, sizes: Mapping[str, Size]) -> dict[int, Size]:
+    """The sizes of a tensor that was known as `node` that are made of these."""
+    if not sizes:
+        return {}
+    return {
+        dim: as_expr(size).evaluate(sizes)  # type: ignore[arg-type]  # symbols compute as numbers do
+        for dim, size in enumerate(node.meta["val"].shape)
+        if isinstance(size, torch.SymInt)
+    }
+
+
+def _plain(size: Size) -> object:
+    """A number, or the expression of a symbol."""
+    return as_expr(size) if isinstance(size, torch.SymInt) else size

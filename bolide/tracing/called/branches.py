@@ -20,8 +20,11 @@ from torch._ops import OpOverload
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr, same_sizes
 from bolide.tracing.graph import enter, evaluated, graph_module, lookup, mapped, operator
-from bolide.tracing.meta import TensorMeta
+from bolide.tracing.meta import TensorMeta, found_in
 from bolide.tracing.modes import engine_pass
+from bolide.tracing.operations.sequences import rnn_layer
+from bolide.tracing.recording.layers import again as recurrent_again
+from bolide.tracing.recording.layers import recurrent
 from bolide.tracing.rules.common import is_dense, row_major
 from bolide.tracing.rules.registry import rule
 from bolide.tracing.tensor import AliasGroup, Listener, Recording, TracedTensor
@@ -490,22 +493,38 @@ def replayed(
     return tuple(choose(trace, pred, ways, again=True, always=branches.always))
 
 
-REPLAYED: dict[object, Callable[..., Sequence[torch.Tensor]]] = {branch: replayed}
+REPLAYED: dict[object, Callable[..., Sequence[torch.Tensor]]] = {
+    branch: replayed,
+    recurrent: recurrent_again,
+    rnn_layer: lambda trace, *args: torch.ops.aten.mkldnn_rnn_layer.default(*args),
+}
 """How an operation over graphs is done again, given the trace and its arguments."""
 
 
-def call_again(trace: Trace | None, target: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """A node of a graph once more, on traced tensors or, without a trace, on real ones."""
+def call_again(
+    trace: Trace | None, target: Any, args: Sequence[object], kwargs: Mapping[str, object], cut: object = False
+) -> object:
+    """A node of a graph once more, on traced tensors or, without a trace, on real ones. No derivative goes through what
+    is `cut`."""
     again = REPLAYED.get(target)
-    return target(*args, **kwargs) if again is None else again(trace, *args)
+    if again is None and not cut and _loses_derivatives(target, args):
+        raise Unsupported(f"the derivative of {target}, done again, is not known", kind="operator")
+    value = target(*args, **kwargs) if again is None else again(trace, *args)
+    return separated(value) if cut else value
+
+
+def _loses_derivatives(target: object, args: Sequence[object]) -> bool:
+    """Whether an operator of ours is called, whose derivative only the engine's history knew."""
+    if not isinstance(target, OpOverload) or target.namespace != "bolide" or not torch.is_grad_enabled():
+        return False
+    return bool(target._schema.returns) and any(tensor.requires_grad for tensor in found_in(args, torch.Tensor))
 
 
 def run_again(trace: Trace | None, graph: fx.GraphModule, given: Sequence[Any]) -> Iterator[Any]:
     """The results of a graph on traced values, with derivatives where it has them."""
 
     def call(node: fx.Node, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        value = call_again(trace, node.target, args, kwargs)
-        return separated(value) if node.meta.get("cut") else value
+        return call_again(trace, node.target, args, kwargs, node.meta.get("cut"))
 
     values = evaluated(graph, given, call, (lambda constant: constant) if trace is None else trace.lift)
     results: Any = graph.graph.output_node().args[0]

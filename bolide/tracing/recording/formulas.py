@@ -227,6 +227,35 @@ def conv_tbc_backward(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, pad
     return to_x.permute(2, 0, 1), to_weight.permute(2, 1, 0), to_bias
 
 
+def convolution_double_backward(
+    to_x: Tensor | None,
+    to_weight: Tensor | None,
+    to_bias: Tensor | None,
+    grad: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    *options: object,
+) -> object:
+    """The derivatives of `convolution_backward`, given tangents of what it gives: those of `grad`, `x` and `weight`. A
+    convolution is linear in its input, and in its weight."""
+    *options, wanted = options  # type: ignore[assignment]
+    if x.is_complex():
+        return NotImplemented
+    results = [torch.zeros_like(each) if is_wanted else None for each, is_wanted in zip((grad, x, weight), wanted)]  # type: ignore[call-overload]
+    terms = []
+    if to_x is not None:
+        terms.append(aten.convolution.default(to_x, weight, None, *options))
+        results[2] = aten.convolution_backward.default(grad, to_x, weight, None, *options, [False, True, False])[1]
+    if to_weight is not None:
+        terms.append(aten.convolution.default(x, to_weight, None, *options))
+        results[1] = aten.convolution_backward.default(grad, x, to_weight, None, *options, [True, False, False])[0]
+    if to_bias is not None:
+        terms.append(to_bias.reshape(1, -1, *[1] * (grad.dim() - 2)).expand_as(grad))
+    if terms:
+        results[0] = sum(terms[1:], terms[0])
+    return tuple(results)
+
+
 FORMULAS: dict[OpOverload, Callable[..., object]] = {
     aten.cov.default: cov,
     aten.kron.default: kron,
@@ -243,4 +272,5 @@ FORMULAS: dict[OpOverload, Callable[..., object]] = {
     aten.cumprod_backward.default: cumprod_backward,
     aten.masked_select_backward.default: masked_select_backward,
     aten.conv_tbc_backward.default: conv_tbc_backward,
+    aten._convolution_double_backward.default: convolution_double_backward,
 }

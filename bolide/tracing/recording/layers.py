@@ -116,6 +116,24 @@ class _Recurrent(torch.autograd.Function):
         return (None, None, None, None, None, *map(trace.wrap, gradients))
 
 
+def again(
+    trace: Recording | None,
+    kind: str,
+    x: torch.Tensor,
+    batch_sizes: torch.Tensor | None,
+    state: Tensors,
+    weights: Tensors,
+    biases: bool,
+    layers: int,
+    bidirectional: bool,
+) -> Tensors:
+    """A node `bolide::recurrent` once more."""
+    if trace is None:
+        return _run(kind, x, batch_sizes, state, weights, biases, layers, bidirectional, train=True)
+    options = (biases, layers, bidirectional)
+    return _Recurrent.apply(trace, kind, batch_sizes, options, len(state), x, *state, *weights)  # type: ignore[no-untyped-call,no-any-return]
+
+
 def layer(kind: str, theirs: Callable[..., Any], packed: bool = False) -> Callable[..., Any]:
     """The kernel of one of ATen's layers on traced tensors; `theirs` is that of others. What comes out of a layer is
     dropped between layers, so that there each is an operation."""

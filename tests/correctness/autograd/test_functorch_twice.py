@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -253,3 +255,60 @@ def test_forwards_that_write_what_their_results_depend_on(norm, backend):
         ]
         torch.testing.assert_close(*found)
         torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
+
+
+def recurrent():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.out = random.choice([nn.GRU, nn.LSTM])(6, 8, batch_first=True), nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.out(self.layer(x)[0][:, -1])
+
+    return Last()
+
+
+def critic():
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, stride=2, padding=1, groups=3),
+        nn.LeakyReLU(0.2),
+        nn.ConvTranspose2d(6, 4, 3, bias=False),
+        nn.SiLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 1),
+    )
+
+
+def curvature(model, x):
+    """A product of the Hessian with a vector, made differentiable."""
+    slopes = torch.autograd.grad(model(x).square().mean(), list(model.parameters()), create_graph=True)
+    return sum((slope * slope.detach()).sum() for slope in slopes)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        pytest.param(small, (6,), id="linear"),
+        pytest.param(critic, (3, 9, 9), id="convolutional"),
+        pytest.param(Attention, (7, 16), id="attention"),
+        pytest.param(recurrent, (5, 6), id="recurrent"),
+    ],
+)
+def test_other_sizes_are_derived_twice_by_what_is_compiled(make, shape, inside):
+    """Whether a loss derives a compiled model or is compiled itself."""
+    model, loss = make().double(), random.choice([penalty, curvature])
+    program = bolide.compile(loss if inside else model)
+    kinds = []
+    with events.subscribed(lambda e: kinds.append(e.kind) if isinstance(e, events.Compiled) else None):
+        for call, size in enumerate(random.sample(range(2, 30), 6)):
+            x = torch.randn(size, *shape, dtype=torch.double)
+            found = [
+                torch.autograd.grad(value, list(model.parameters()), allow_unused=True, materialize_grads=True)
+                for value in (program(model, x) if inside else loss(program, x), loss(model, x))
+            ]
+            torch.testing.assert_close(*found)
+            assert call < 2 or not kinds
+            kinds.clear()
