@@ -167,6 +167,8 @@ class Machine:
     #: Fewer threads than this leave a GPU idle: so teams share reductions of at least `least_shared` elements that
     #: lie across memory, if all in all these are so few that caches hold them.
     few_threads: int = 0
+    #: The mean and the variance of more elements than this, which registers do not hold, are made in one pass.
+    long_moments: int = FAR
     least_shared: int = 64
     most_gathered: int = 1 << 22
 
@@ -211,6 +213,7 @@ HOPPER = Machine(
     most_small_window=0,
     least_large_window=1 << 30,
     unknown_extent=1 << 11,
+    long_moments=1 << 15,
     few_threads=1 << 14,
     tile=32,
     line=128,

@@ -62,9 +62,24 @@ def _group_norm(write: Writer, norm: fx.Node, mean: fx.Node, rstd: fx.Node) -> f
     return write.viewed(value, shape)
 
 
+def _batch_norm(write: Writer, norm: fx.Node, mean: fx.Node, rstd: fx.Node) -> fx.Node:
+    x, weight, bias, *_ = norm.args
+    meta, wide = x.meta["val"], mean.meta["val"].dtype  # type: ignore[union-attr]
+    shape = [1, meta.shape[1], *[1] * (len(meta.shape) - 2)]
+    value = x if meta.dtype == wide else write(aten._to_copy.default, x, dtype=wide)
+    value = write(aten.mul.Tensor, write(aten.sub.Tensor, value, write.viewed(mean, shape)), write.viewed(rstd, shape))
+    if weight is not None:
+        value = write(aten.mul.Tensor, value, write.viewed(weight, shape))
+    if bias is not None:
+        value = write(aten.add.Tensor, value, write.viewed(bias, shape))
+    return value if meta.dtype == wide else write(aten._to_copy.default, value, dtype=meta.dtype)
+
+
+BATCH_NORMS = (aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit.no_stats)
 FORMULAS: dict[Any, Formula] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_group_norm.default: _group_norm,
+    **dict.fromkeys(BATCH_NORMS, _batch_norm),
 }
 
 
@@ -77,16 +92,20 @@ def split_norms(graph: fx.Graph, forward: set[fx.Node], shapes: ShapeEnv | None 
             parts = {user.args[1]: user for user in norm.users if is_getitem(user)}
             if op is aten.native_group_norm.default and not _is_static(norm.args[0]):
                 continue
-            if len(parts) < 3 or not _is_plain(norm.args[0], parts[0], parts[1]):
+            if not parts.keys() >= {0, 1, 2} or not _is_plain(norm.args[0], parts[0], parts[1], op in BATCH_NORMS):
                 continue
-            readers = [user for user in parts[0].users if user not in forward and user.op != "output"]
-            if readers and all(fuses(reader) and not is_view(reader) for reader in readers):
-                value = formula(Writer(max(parts.values()).next, shapes), norm, parts[1], parts[2])
+            write = Writer(max(parts.values()).next, shapes)
+            if readers := _readers(parts[0], forward):
+                value = formula(write, norm, parts[1], parts[2])
                 for reader in readers:
                     reader.replace_input_with(parts[0], value)
+            for relu in [user for user in parts[0].users if user.target is aten.relu.default and user in forward]:
+                if op in BATCH_NORMS and (readers := _readers(relu, forward)):
+                    value = write(aten.relu.default, formula(write, norm, parts[1], parts[2]))
+                    for reader in readers:
+                        reader.replace_input_with(relu, value)
     for node in graph.find_nodes(op="call_function", target=aten._log_softmax.default):
-        readers = [user for user in node.users if user not in forward and user.op != "output"]
-        if readers and all(map(fuses, readers)) and _is_along_rows(node):
+        if _readers(node, forward) and _is_along_rows(node):
             value = _log_softmax(Writer(node, shapes), node)
             value.meta = node.meta
             node.replace_all_uses_with(value)
@@ -115,13 +134,22 @@ def _is_along_rows(node: fx.Node) -> bool:
     return bool(x.shape) and 0 not in x.shape and x.stride == out.stride == contiguous_strides(x.shape)
 
 
+def _readers(node: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
+    """The readers outside of `forward`, if all of them fuse."""
+    readers = [user for user in node.users if user not in forward and user.op != "output"]
+    return readers if all(fuses(reader) and not is_view(reader) for reader in readers) else []
+
+
 def _is_static(x: Any) -> bool:
     return all(isinstance(size, int) for size in x.meta["val"].shape)
 
 
-def _is_plain(x: Any, out: fx.Node, mean: fx.Node) -> bool:
-    """Row-major, statistics not rounded to less than the computation's precision."""
+def _is_plain(x: Any, out: fx.Node, mean: fx.Node, any_layout: bool) -> bool:
+    """Row-major (or in the result's layout, whatever it is), statistics not rounded to less than the computation's
+    precision."""
     metas: list[TensorMeta] = [x.meta["val"], out.meta["val"], mean.meta["val"]]
+    if any_layout:
+        return metas[2].dtype in (torch.float32, torch.float64) and metas[0].stride == metas[1].stride
     if any(meta.dtype not in (torch.float32, torch.float64) for meta in metas):
         return False
     return all(meta.stride == contiguous_strides(meta.shape) for meta in metas[:2])

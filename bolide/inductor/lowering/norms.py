@@ -1,8 +1,8 @@
 """Normalisations and their derivatives.
 
-Statistics are two passes in the computation type: the mean, then the mean of squared deviations. With x̂ = (x -
-mean)·rstd and g = grad·weight the derivative with respect to x is rstd·(g - mean(g) - x̂·mean(g·x̂)), the means over
-the normalised elements.
+Statistics are two passes in the computation type: the mean, then the mean of squared deviations (`reductions.moments`;
+of long rows on a GPU one pass). With x̂ = (x - mean)·rstd and g = grad·weight the derivative with respect to x is
+rstd·(g - mean(g) - x̂·mean(g·x̂)), the means over the normalised elements.
 """
 
 from __future__ import annotations

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._ops import OpOverloadPacket
 
-from bolide.inductor.ir.definitions import volume
+from bolide.inductor.ir.definitions import Computed, volume
 from bolide.inductor.ir.loops import Node, ReduceOp
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.formulas import truth
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import ONE, Coords, NumberOrSize, Reader, TensorValue, ravel
-from bolide.inductor.lowering.views import reshape
+from bolide.inductor.lowering.values import ONE, ZERO, Coords, NumberOrSize, Reader, TensorValue, ravel
+from bolide.inductor.lowering.views import reshape, sliced
 from bolide.symbolic import Expr
 from bolide.tracing import TensorMeta
 
@@ -141,13 +141,10 @@ def trace(ctx: Lowering, x: TensorValue) -> TensorValue:
 def moments(
     ctx: Lowering, x: TensorValue, dims: Sequence[int], correction: NumberOrSize, out: torch.dtype
 ) -> tuple[TensorValue, TensorValue]:
-    """(variance, mean) over `dims`, kept with size 1, in the computation type: two passes, sum((x - mean)^2) / max(n
-    - correction, 0)."""
-    compute = sc.compute_dtype(out)
-    average = averaged(ctx, x, dims, ctx.reader(x, compute), compute, True, "mean")
-    deviation = ctx.each(compute, lambda v, m: sc.square(sc.sub(v, m)), x, average)
-    total = summed(ctx, x, dims, deviation, compute, True, "sqdev")
-    n = count(x, dims)
+    """(variance, mean) over `dims`, kept with size 1, in the computation type: sum((x - mean)^2) / max(n - correction,
+    0), in two passes, or in one (`_in_one_pass`)."""
+    compute, n = sc.compute_dtype(out), count(x, dims)
+    average, total = (_in_one_pass if _is_long(ctx, x, n) else _in_two_passes)(ctx, x, dims, compute)
     if isinstance(correction, float) and not correction.is_integer():
         freedom = sc.maximum(sc.sub(sc.index(n, compute), correction), 0.0)
     else:
@@ -157,6 +154,48 @@ def moments(
         total.shape, compute, lambda coords: sc.binary("div", total.load(coords), freedom), hint="var"
     )
     return variance, average
+
+
+def _in_two_passes(
+    ctx: Lowering, x: TensorValue, dims: Sequence[int], compute: torch.dtype
+) -> tuple[TensorValue, TensorValue]:
+    """The mean, and the sum of squared deviations from it."""
+    average = averaged(ctx, x, dims, ctx.reader(x, compute), compute, True, "mean")
+    deviation = ctx.each(compute, lambda v, m: sc.square(sc.sub(v, m)), x, average)
+    return average, summed(ctx, x, dims, deviation, compute, True, "sqdev")
+
+
+def _is_long(ctx: Lowering, x: TensorValue, n: Expr) -> bool:
+    """Whether a row, which is in memory, would be read from there twice."""
+    if not n.is_const or n.value <= ctx.machine.long_moments:
+        return False
+    return not any(isinstance(made, Computed) and made.name == x.buffer for made in ctx.definitions)
+
+
+def _in_one_pass(
+    ctx: Lowering, x: TensorValue, dims: Sequence[int], compute: torch.dtype
+) -> tuple[TensorValue, TensorValue]:
+    """The same, from the deviations from the mean of a part of each row, 1/64 or a little more. That is as good as the
+    mean: its square distance from it is at most 64 variances, so that little cancels where it is taken off."""
+    part, left = x, 64
+    for dim in dims:
+        size = part.shape[dim].value
+        length = -(-size // left)
+        part, left = sliced(part, dim, ZERO, Expr.const(length)), max(1, left * length // size)
+    near = averaged(ctx, part, dims, ctx.reader(part, compute), compute, True, "near")
+    apart = ctx.each(compute, sc.sub, x, near)
+    total = summed(ctx, x, dims, apart, compute, True, "apart")
+    squares = summed(ctx, x, dims, lambda coords: sc.square(apart(coords)), compute, True, "squares")
+    n = sc.index(count(x, dims), compute)
+
+    def deviations(square: Node, apart: Node) -> Node:
+        return sc.maximum(sc.sub(square, sc.div(sc.square(apart), n)), 0.0)
+
+    average = ctx.each(compute, lambda near, apart: sc.add(near, sc.div(apart, n)), near, total)
+    return (
+        ctx.compute(total.shape, compute, average, hint="mean"),
+        ctx.compute(total.shape, compute, ctx.each(compute, deviations, squares, total), hint="sqdev"),
+    )
 
 
 def _register_moments(name: str, finish: Callable[[Node], Node], with_mean: bool) -> None:
