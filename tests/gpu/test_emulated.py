@@ -14,6 +14,16 @@ SLOW = ("model", "math", "1000", "5000", "5001", "768", "long", "large", "tall")
 
 @pytest.mark.parametrize("device", ["emulated", "native"])
 def test_some_programs(device: str, seed: int) -> None:
-    options = ["--device", device, "--jobs", "1", "--count", "4", "--each", "100", "--seed", str(seed % 10000)]
-    done = subprocess.run([sys.executable, SWEEP, *options, "--without", *SLOW], capture_output=True, text=True)
+    checked(device, seed, "--count", "4", "--without", *SLOW)
+
+
+@pytest.mark.parametrize("device", ["emulated", "native"])
+def test_programs_of_nothing(device: str, seed: int) -> None:
+    """Tensors without elements are what schedules, and what joins launches, divide by."""
+    checked(device, seed, "--only", "empty")
+
+
+def checked(device: str, seed: int, *which: str) -> None:
+    options = ["--device", device, "--jobs", "1", "--each", "100", "--seed", str(seed % 10000), *which]
+    done = subprocess.run([sys.executable, SWEEP, *options], capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

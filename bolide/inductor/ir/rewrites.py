@@ -212,6 +212,8 @@ def of_any_extent(kernel: Kernel) -> tuple[Kernel, tuple[Expr, ...]]:
         return kernel, ()
     axis, steps = nest[0].axis, _steps(kernel, nest[0].axis.name)
     extent, inside = axis.extent.value, volume(loop.axis.extent for loop in nest[1:]).value
+    if not inside:
+        return kernel, ()
     run = RUN if extent % RUN == 0 else 1
     most = (1 << 31) // (inside * run) - 1
     if steps is None or extent < 2 or extent // run > most:

@@ -89,7 +89,7 @@ def _parts(definition: Computed, machine: Machine, sizes: Mapping[str, int]) -> 
         return None
     results = volume(definition.shape).subs(sizes)
     length = volume(extent for _, extent in definition.reduce_axes).subs(sizes)
-    if not (results.is_const and length.is_const and results.value):
+    if not (results.is_const and length.is_const and results.value and length.value):
         return None
     along = _along_memory(definition)
     most, least = (machine.split_rows, machine.row_length) if along else (machine.split_columns, machine.split_length)

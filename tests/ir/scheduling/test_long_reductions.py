@@ -94,7 +94,25 @@ def test_a_gpu_reduces_columns_of_any_length_on_many_threads(op, shape, dynamic,
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("shape", [(64, 50_257), (2, 50_257), (100, 200_000)], ids=str)
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0), (0,), (0, 0), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("op", [torch.sum, lambda x: x.sum(0), lambda x: x.float().mean(-1), lambda x: (x > 0).all(0)])
+def test_nothing_is_reduced_on_a_gpu(op, shape, dynamic, monkeypatch):
+    lowered, after = split_for_a_gpu(op, shape, dynamic, monkeypatch)
+    assert len(after.definitions) == len(lowered.definitions)
+    if not dynamic:
+        close(evaluate(after, [torch.randn(shape)])[0], op(torch.randn(shape)))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(64, 200_000), (128, 1 << 18)], ids=str)
+def test_a_gpu_reduces_few_rows_that_are_very_long_in_parts(shape, dynamic, monkeypatch):
+    """So few teams as there are rows would leave half of it idle."""
+    lowered, after = split_for_a_gpu(lambda x: x.sum(1), shape, dynamic, monkeypatch)
+    assert len(after.definitions) > len(lowered.definitions)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(64, 50_257), (2, 90_001), (100, 150_000)], ids=str)
 def test_a_gpu_reduces_a_row_in_one_step_where_more_would_take_longer(shape, dynamic, monkeypatch):
     """One team takes a row of a vocabulary about as fast as memory gives it; a launch takes as long as half of it."""
     lowered, after = split_for_a_gpu(lambda x: x.sum(1), shape, dynamic, monkeypatch)
@@ -160,7 +178,7 @@ def test_gradients_and_strides():
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("shape", [(8, 300, 128), (3, 50_000), (4, 90_001), (150_001,)], ids=str)
+@pytest.mark.parametrize("shape", [(8, 300, 128), (3, 100_000), (4, 90_001), (262_147,)], ids=str)
 def test_a_gpu_is_given_many_parts(shape, dynamic, monkeypatch):
     """Whichever axis allows them; and these are of many elements."""
     x = torch.randn(shape)
