@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -30,10 +31,11 @@ class Driver:
     def __init__(self, links: bool = True, version: int = 12080) -> None:
         self.done: list[str] = []
         self.links, self.version = links, version
+        self._handles = itertools.count(1)
         self.error = ctypes.c_int32()
         self._modules: dict[int, str] = {}
         self._functions: dict[int, tuple[str, str]] = {}
-        self._linked: list[Any] = []
+        self._linked: dict[int, Any] = {}  # by the handles of links, which run in threads
         self._known: list[Any] = [
             _LAUNCH(self._launch),
             ctypes.CFUNCTYPE(_INT, _PTR)(lambda context: 0),
@@ -60,14 +62,17 @@ class Driver:
         place._obj.value = self.version
 
     def _cuLinkCreate(self, *args: Any) -> int:
+        if self.links:
+            args[-1]._obj.value = next(self._handles)
         return 0 if self.links else 801
 
     def _cuLinkAddData(self, state: Any, kind: int, data: Any, length: Any, *rest: Any) -> None:
         assert kind == 1 and length.value == len(data.value) + 1
-        self._linked.append(ctypes.create_string_buffer(CUBIN + data.value))
+        self._linked[state.value] = ctypes.create_string_buffer(CUBIN + data.value)
 
     def _cuLinkComplete(self, state: Any, image: Any, size: Any) -> None:
-        image._obj.value, size._obj.value = ctypes.addressof(self._linked[-1]), len(self._linked[-1].raw)
+        linked = self._linked[state.value]
+        image._obj.value, size._obj.value = ctypes.addressof(linked), len(linked.raw)
 
     def _cuModuleLoadDataEx(self, handle: Any, text: Any, *options: Any) -> None:
         assert text.value.startswith(CUBIN) == self.links

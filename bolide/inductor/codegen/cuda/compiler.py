@@ -4,7 +4,9 @@ in the key."""
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from bolide.inductor.codegen.cuda.host import host_text
@@ -32,7 +34,7 @@ _modules: dict[tuple[str, int], Module] = {}
 def compile_kernels(
     kernels: Sequence[Kernel], machine: Machine, sizes: Mapping[str, int] | None = None
 ) -> list[CompiledKernel]:
-    """Kernels of one GPU, in order; all that are new are loaded there as one module. See `compiler.compile_kernels`;
+    """Kernels of one GPU, in order; new ones are loaded there, each as a module. See `compiler.compile_kernels`;
     RuntimeError if the driver refuses the code."""
     keys = [(machine, structure_of(kernel)) for kernel in kernels]
     with compiling:
@@ -68,21 +70,27 @@ def load_places(places: Iterable[Place]) -> dict[Place, Code]:
 
 
 def _codes(kernels: Sequence[Kernel], machine: Machine) -> list[Code]:
-    """The code of kernels that are new here."""
-    text, launches = gpu_module(kernels, machine)
+    """The code of kernels that are new here. While the driver makes machine code of some, in threads of its own, LLVM
+    writes the next ones'."""
     device, target = kernels[0].device.index or 0, host_target()
-    key = _image_key(text, machine.target)
-    image = artifacts.find(key)
-    if image is None:
-        image = image_of(ptx_of(text, machine.target).encode(), device)
-        artifacts.keep(key, image)
-    module = _module(key.digest, image, device)
+    entries(device)
+    parts: list[tuple[Key, Library, str, bytes | Future[bytes]]] = []
+    with ThreadPoolExecutor(min(len(kernels), os.cpu_count() or 1), "bolide driver") as threads:
+        for kernel in kernels:
+            text, (launches,) = gpu_module([kernel], machine)
+            key = _image_key(text, machine.target)
+            image: bytes | Future[bytes] | None = artifacts.find(key)
+            if image is None:
+                image = threads.submit(image_of, ptx_of(text, machine.target).encode(), device)
+            library = load(host_text(kernel, launches, device, target), (ENTRY, TABLE), target.cpu, target.features)
+            parts.append((key, library, " ".join([launch.symbol for launch in launches]), image))
     codes = []
-    for kernel, own in zip(kernels, launches):
-        library = load(host_text(kernel, own, device, target), (ENTRY, TABLE), target.cpu, target.features)
-        regions = " ".join([launch.symbol for launch in own])
+    for key, library, regions, image in parts:
+        if isinstance(image, Future):
+            image = image.result()
+            artifacts.keep(key, image)
         place = Place(library.text, ENTRY, key.digest, regions, device)
-        codes.append(_code(place, library, module))
+        codes.append(_code(place, library, _module(key.digest, image, device)))
     return codes
 
 
