@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from bolide import functorch, inductor
@@ -22,7 +22,9 @@ from bolide.exporting import bound, capture_whole, graphs
 from bolide.exporting.shapes import Shapes, spelled_out
 from bolide.functorch.signature import Signature
 from bolide.inductor.compiled_graph import Planned, plan_graph
-from bolide.inductor.machine import Machine
+from bolide.inductor.ir.loops import CPU
+from bolide.inductor.lowering.context import device_of
+from bolide.inductor.machine import Machine, machine_for
 from bolide.inductor.plan import Free, Plan, Ref, Step, TensorInput, TensorType, View, WordInput
 from bolide.inductor.plan.steps import all_of_words, of_words
 from bolide.support.errors import Unsupported
@@ -94,9 +96,18 @@ def program_of(
         static = frozenset([place for place, at in enumerate(given.places) if at is None])
         module, info, signature = functorch.inference_graph(captured.trace, captured.outputs, captured.name, static)
         with compiling, inductor.config.patch(dict(options)):
-            planned = plan_graph(module, info, machine, captured.name, {})
-        maker = _Maker(captured, planned, signature, given, numbers, function, parameters)
+            device = _device_of(module)
+            planned = plan_graph(module, info, machine_for(device) if device != CPU else machine, captured.name, {})
+        maker = _Maker(captured, planned, signature, given, numbers, function, parameters, device)
         return Program(maker.contents(leaves, in_spec, result, specs), planned.sizes)
+
+
+def _device_of(module: fx.GraphModule) -> torch.device:
+    """The GPU of a graph, or the CPU. Raises Unsupported for several."""
+    found = {device_of(node.meta.get("val")) for node in module.graph.nodes} - {CPU}
+    if len(found) > 1 or any(device.type != "cuda" for device in found):
+        raise Unsupported(f"a library is for one GPU, not for {sorted(map(str, found))}", kind="input")
+    return next(iter(found), CPU)
 
 
 def _refuse_training(leaves: Sequence[object]) -> None:
@@ -149,6 +160,7 @@ class _Maker:
     numbers: Sequence[Recipe]
     function: object
     parameters: Sequence[str]
+    device: torch.device
 
     def __post_init__(self) -> None:
         self.plan = self.planned.scheduled.plan
@@ -182,6 +194,7 @@ class _Maker:
             tuple([value for value, _ in outputs]),
             tuple([kind for _, kind in outputs]),
             fixed,
+            self.device,
             _spec_text(in_spec, "arguments"),
             _spec_text(out_spec, "result"),
         )
@@ -219,7 +232,7 @@ class _Maker:
         taken = {constant.name for _, constant in self.held.values()}
         while name in taken:
             name = f"{name}_"
-        self.held[planned.name] = planned, Constant(name, tensor, kind)
+        self.held[planned.name] = planned, Constant(name, _on_cpu(tensor), kind, tensor.device)
 
     # ---- sizes -------------------------------------------------------------------------------------------------------
 
@@ -324,6 +337,13 @@ class _Maker:
 def _type_of(meta: TensorMeta) -> TensorType:
     shape, stride = ([as_expr(size) for size in sizes] for sizes in (meta.shape, meta.stride))
     return TensorType(meta.dtype, meta.device, all_of_words(shape), all_of_words(stride))
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's data on the CPU, laid out in the same way."""
+    if tensor.device == CPU:
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
 
 
 def _spec_text(spec: pytree.TreeSpec, what: str) -> str:

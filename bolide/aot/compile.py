@@ -65,8 +65,8 @@ def compile_package(
         raise TypeError(f"aot_compile expects a function, a module or an ExportedProgram, not {model!r}")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "model.so"
-        _library(model, tuple(args), kwargs or {}, dynamic_shapes, options, library, None)
-        write_package(library, path)
+        device = _library(model, tuple(args), kwargs or {}, dynamic_shapes, options, library, None)
+        write_package(library, device.type, path)
     return str(path)
 
 
@@ -78,11 +78,13 @@ def _library(
     options: Mapping[str, object],
     path: Path,
     specs: Specs | None,
-) -> None:
+) -> torch.device:
+    """Writes a library; gives the device that it is for."""
     target, needs = library_target()
     machine = replace(host_machine(), target=target)
     program = program_of(function, args, kwargs, dynamic_shapes, options, machine, specs)
     make_library(program.contents, machine, needs, program.sizes, path)
+    return program.contents.device
 
 
 def _specs_of(gm: fx.GraphModule) -> Specs | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from bolide.aot import layout
+from bolide.aot.on_cpu import enter, leave, ready
 from bolide.inductor.runtime.native import instructions as ops
 from bolide.inductor.runtime.native.runner import execute, gather
 from bolide.support.native.translate import External, call, put, room, text, word
@@ -35,6 +36,7 @@ EXTERNALS = {
     "hash": External("i64", "_ZSt11_Hash_bytesPKvmm", ("ptr", "i64", "i64")),  # libstdc++'s of strings
     "torch_error": External("ptr", "bolide_torch_error"),
     "device": External("i32", "aoti_torch_get_device_type", ("ptr", "ptr")),
+    "device_index": External("i32", "aoti_torch_get_device_index", ("ptr", "ptr")),
     "element": External("i64", "aoti_torch_dtype_element_size", ("i32",)),
     "layout": External("i32", "aoti_torch_get_layout", ("ptr", "ptr")),
     "grad_mode": External("i32", "aoti_torch_grad_mode_is_enabled"),
@@ -54,7 +56,7 @@ EXTERNALS = {
 # ---- the program -----------------------------------------------------------------------------------------------------
 
 
-def run(self: int, inputs: int, count: int, outputs: int, results: int, _stream: int, _executor: int) -> int:
+def run(self: int, inputs: int, count: int, outputs: int, results: int, stream: int, _executor: int) -> int:
     """Runs the program. The handles of the inputs are given away; those of the outputs are the caller's."""
     control = call("control")
     if not is_possible(control, inputs, count, results):
@@ -73,8 +75,12 @@ def run(self: int, inputs: int, count: int, outputs: int, results: int, _stream:
     if grad != 0:
         call("set_grad_mode", 0)
     answer = 1
-    if execute(control, 0, slots, frame) and give(control, slots, frame, outputs):
+    guard = room(1)
+    if not enter(control, stream, guard):
+        refuse(text("the stream cannot be used: %s"), call("torch_error"), 0)
+    elif execute(control, 0, slots, frame) and give(control, slots, frame, outputs):
         answer = 0
+    leave(guard)
     free_all(slots + 8 * constants, word(control, ops.SLOTS) - constants)
     if grad != 0:
         call("set_grad_mode", 1)
@@ -84,7 +90,7 @@ def run(self: int, inputs: int, count: int, outputs: int, results: int, _stream:
 
 
 def is_possible(control: int, inputs: int, count: int, results: int) -> bool:
-    """Whether the numbers of inputs and outputs are right, and all inputs are plain tensors on the CPU."""
+    """Whether the numbers of inputs and outputs are right, and all inputs are plain tensors on their devices."""
     facts = room(1)
     if count != word(control, ops.INPUTS):
         return refuse(text("%lld tensors are expected, but there are %lld"), word(control, ops.INPUTS), count)
@@ -92,13 +98,12 @@ def is_possible(control: int, inputs: int, count: int, results: int) -> bool:
         return refuse(text("%lld tensors are given, not %lld"), word(control, ops.RESULTS), results)
     i = 0
     while i < count:
+        if not is_here(control, word(inputs, i), word(word(control, layout.DEVICE_TABLE), i)):
+            return refuse(text("%s is not on the %s"), name_of(control, i), device_name(control, i))
         put(facts, 0, 0)
-        call("device", word(inputs, i), facts)
-        if word(facts) != 0:
-            return refuse(text("%s is not on the CPU"), word(word(control, layout.INPUT_NAMES), i), 0)
         call("layout", word(inputs, i), facts)
         if word(facts) != 0:
-            return refuse(text("%s is no dense tensor"), word(word(control, layout.INPUT_NAMES), i), 0)
+            return refuse(text("%s is no dense tensor"), name_of(control, i), 0)
         i += 1
     i = 0
     while i < word(control, layout.WRITES):
@@ -106,6 +111,32 @@ def is_possible(control: int, inputs: int, count: int, results: int) -> bool:
             return False
         i += 1
     return True
+
+
+def name_of(control: int, place: int) -> int:
+    """What messages call an input."""
+    return word(word(control, layout.INPUT_NAMES), place)
+
+
+def device_name(control: int, place: int) -> int:
+    """What messages call the device of an input."""
+    return text("CPU") if word(word(control, layout.DEVICE_TABLE), place) == 0 else text("GPU of this library")
+
+
+def is_here(control: int, tensor: int, kind: int) -> bool:
+    """Whether a tensor is on the CPU (0), on the GPU of this library, or, of one that is not read (-1), anywhere."""
+    facts = room(2)
+    if kind < 0:
+        return True
+    put(facts, 0, 0)
+    put(facts, 1, 0)
+    call("device", tensor, facts)
+    if word(facts) != kind:
+        return False
+    if kind == 0:
+        return True
+    call("device_index", tensor, facts + 8)
+    return word(facts, 1) == word(control, layout.DEVICE_INDEX)
 
 
 def is_apart(control: int, inputs: int, written: int) -> bool:
@@ -268,8 +299,9 @@ def create(result: int, models: int, device: int, folder: int) -> int:
     control = call("control")
     if lacks(control):
         return 1
-    if call("strncmp", device, text("cpu"), 3) != 0:
-        refuse(text("this library is for the CPU, not for %s"), device, 0)
+    if not is_device(control, device):
+        return 1
+    if not ready(control):
         return 1
     self = call("calloc", layout.CONTAINER_WORDS, 8)
     count = word(control, layout.CONSTANTS)
@@ -280,6 +312,22 @@ def create(result: int, models: int, device: int, folder: int) -> int:
         return 1
     put(result, 0, self)
     return 0
+
+
+def is_device(control: int, device: int) -> bool:
+    """Whether a container may be made for this device, by its name."""
+    index = word(control, layout.DEVICE_INDEX)
+    if word(control, layout.DEVICE) == 0:
+        if call("strncmp", device, text("cpu"), 3) == 0:
+            return True
+        return refuse(text("this library is for the CPU, not for %s"), device, 0)
+    if call("strncmp", device, text("cuda"), 5) == 0:
+        return True
+    named = room(4)
+    call("format", named, 32, text("cuda:%lld"), index)
+    if call("strncmp", device, named, 32) == 0:
+        return True
+    return refuse(text("this library is for cuda:%lld, not for %s"), index, device)
 
 
 def lacks(control: int) -> bool:
@@ -315,7 +363,11 @@ def load(control: int, self: int) -> bool:
     record = word(control, layout.CONSTANT_TABLE)
     i = 0
     while i < word(control, layout.CONSTANTS):
-        if around(record, data + word(record, layout.AT), word(self, layout.SETS) + 8 * i) != 0:
+        place = word(self, layout.SETS) + 8 * i
+        wrong = around(record, data + word(record, layout.AT), place)
+        if wrong == 0 and word(record, layout.CONSTANT_DEVICE) != 0:
+            wrong = replace(record, word(place), place)
+        if wrong != 0:
             return refuse(text("constant %s: %s"), word(record), call("torch_error"))
         record += 8 * layout.RECORD_WORDS
         i += 1
@@ -473,7 +525,11 @@ def replace(record: int, tensor: int, place: int) -> int:
     made = room(1)
     dims = word(record, layout.DIMS)
     strides = word(record, layout.STRIDES)
-    if call("empty", dims, word(record, layout.SIZES), strides, word(record, layout.DTYPE), 0, 0, made) != 0:
+    device = word(record, layout.CONSTANT_DEVICE)
+    index = 0
+    if device != 0:
+        index = word(call("control"), layout.DEVICE_INDEX)
+    if call("empty", dims, word(record, layout.SIZES), strides, word(record, layout.DTYPE), device, index, made) != 0:
         return 1
     grad = call("grad_mode") & 255
     call("set_grad_mode", 0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from bolide.inductor.ir.loops import CPU
 from bolide.inductor.plan import Plan, Ref, TensorInput
 from bolide.symbolic import Expr
 from bolide.symbolic.expr import Relation
@@ -16,11 +17,13 @@ Number = int | float | bool
 
 @dataclass(frozen=True)
 class Constant:
-    """A tensor that a library holds, by the name that the model has for it; `kind`: of `layout`."""
+    """A tensor that a library holds, by the name that the model has for it; `kind`: of `layout`. `tensor`
+    is on the CPU, `device` says where it is used."""
 
     name: str
     tensor: torch.Tensor
     kind: int
+    device: torch.device = CPU
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Contents:
     the places of inputs that are written. `words`: which size of which of the plan's inputs each of its words is.
     `results`: tensors of the plan, sizes, and constants.
     `leaves`: what each leaf of the result is, "tensor", "number" or "none". `fixed`: the texts of the arguments' leaves
-    that are no tensors, by their places among all: the program is for these only.
+    that are no tensors, by their places among all: the program is for these only. `device`: the GPU of the
+    program, or the CPU.
     """
 
     plan: Plan
@@ -56,9 +60,10 @@ class Contents:
     results: tuple[Ref | Expr | Number | None, ...]
     leaves: tuple[str, ...]
     fixed: dict[int, str]
+    device: torch.device
     in_spec: str
     out_spec: str
 
     def facts(self) -> str:
         """What `load` has to know beyond what PyTorch's runner tells, as JSON."""
-        return json.dumps({"leaves": self.leaves, "fixed": self.fixed})
+        return json.dumps({"leaves": self.leaves, "fixed": self.fixed, "device": str(self.device)})

@@ -20,7 +20,22 @@ INPUT_NAMES = CONTROL_WORDS + 9  # address of texts
 OUTPUT_NAMES = CONTROL_WORDS + 10
 WRITES = CONTROL_WORDS + 11  # how many inputs are written
 WRITE_TABLE = CONTROL_WORDS + 12  # address of their places
-LIBRARY_WORDS = CONTROL_WORDS + 13
+DEVICE = CONTROL_WORDS + 13  # the type of the device that kernels run on, with torch's numbers: 0 for the CPU
+DEVICE_INDEX = CONTROL_WORDS + 14
+DEVICE_TABLE = CONTROL_WORDS + 15  # address of the types of the inputs' devices; -1 for any
+GPU_LOCK = CONTROL_WORDS + 16  # address of a lock
+GPU_CONTEXT = CONTROL_WORDS + 17  # address of the context where the code is loaded; 0 before that
+GPU_IMAGE = CONTROL_WORDS + 18  # address of the machine code
+GPU_REGIONS = CONTROL_WORDS + 19  # how many functions it has
+GPU_REGION_TABLE = CONTROL_WORDS + 20  # address of their records
+LIBRARY_WORDS = CONTROL_WORDS + 21
+
+# The record of a function of a GPU: a text, and where its handle belongs.
+REGION_NAME = 0
+REGION_TABLE = 1
+REGION_PLACE = 2
+REGION_WORDS = 3
+TABLE_CONTEXT = 3  # where the context is in such a table
 
 # The record of a constant.
 NAME = 0
@@ -31,7 +46,8 @@ SIZES = 4
 STRIDES = 5
 AT = 6  # where its data are, in bytes from the first
 BYTES = 7
-RECORD_WORDS = 8
+CONSTANT_DEVICE = 8  # the type of its device
+RECORD_WORDS = 9
 
 # Kinds of constants, with PyTorch's numbers.
 PARAMETER = 1

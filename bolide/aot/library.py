@@ -14,20 +14,25 @@ from pathlib import Path
 
 import torch
 
-from bolide.aot import container, layout
+from bolide.aot import container, layout, on_cpu, on_gpu
 from bolide.aot.contents import Constant, Contents
 from bolide.aot.cpu import Need, cpuid_text
+from bolide.aot.gpu import CONTEXT, IMAGE, LOCK, code_of
 from bolide.aot.link import link
 from bolide.aot.writing import Label, LibraryWriter, words_text, written
 from bolide.inductor.codegen.compiler import module_of
-from bolide.inductor.machine import Machine
+from bolide.inductor.ir.loops import CPU
+from bolide.inductor.machine import Machine, machine_for
+from bolide.inductor.plan import TensorInput
 from bolide.inductor.runtime.native import instructions, runner, shims
-from bolide.inductor.runtime.native.assemble import shims_of
 from bolide.support.engine import emit
 from bolide.support.native.translate import bytes_text, translate
 
 _ALIGNED = 64
 """The data of a constant begin at a multiple of so many bytes."""
+_CUDA = 1
+"""torch's number for GPUs."""
+_TORCH, _CUDAS = ("libtorch_cpu.so",), ("libtorch_cuda.so", "libcuda.so.1")
 _PAGE = 1 << 16
 """The data begin at a multiple of the largest page of memory that is in use."""
 
@@ -64,7 +69,13 @@ def make_library(
     """Writes a library for a machine, which has the CPU features `needs`. `sizes`: those of the example.
 
     Raises Unsupported for a step that needs Python, BolideError where there is no linker."""
-    kernels, names = module_of(contents.plan.kernels, machine, sizes)
+    cpu_kernels = [kernel for kernel in contents.plan.kernels if kernel.device == CPU]
+    gpu_kernels = [kernel for kernel in contents.plan.kernels if kernel.device != CPU]
+    kernels, cpu_names = module_of(cpu_kernels, machine, sizes)
+    device, target = contents.device, machine.target
+    gpu = code_of(gpu_kernels, machine_for(device), device, target, sizes) if device != CPU else None
+    rest = {CPU: iter(cpu_names), device: iter(gpu.names if gpu else cpu_names)}
+    names = [next(rest[kernel.device]) for kernel in contents.plan.kernels]
     writer, control = written(contents, [Label(name) for name in names])
     places, size = _places(contents.constants)
     mark = _mark(contents.constants)
@@ -75,31 +86,47 @@ def make_library(
     control[layout.NEED_TABLE] = writer.table(
         [word for need in needs for word in (need.leaf, need.subleaf, need.register, need.bit, writer.text(need.name))]
     )
+    if gpu is not None:
+        control[layout.DEVICE], control[layout.DEVICE_INDEX] = _CUDA, device.index or 0
+        control[layout.GPU_LOCK], control[layout.GPU_CONTEXT] = Label(LOCK), Label(CONTEXT)
+        control[layout.GPU_IMAGE], control[layout.GPU_REGIONS] = Label(IMAGE), len(gpu.regions)
+        control[layout.GPU_REGION_TABLE] = writer.table(
+            [word for each in gpu.regions for word in (writer.text(each.name), Label(each.table), each.place)]
+        )
+    devices = [-1 if given is None and gpu is not None else _type(given) for given in contents.given]
+    control[layout.DEVICE_TABLE] = writer.table(devices)
     declared = [f"declare void @{name}(ptr)" for name in dict.fromkeys(names)]
-    thunks = shims.thunks_text(list(dict.fromkeys(shims_of(contents.plan))))
+    thunks = shims.thunks_text([*writer.called])
     table = f"@control = internal constant {words_text(control)}"
     facts = f"@{FACTS} = constant {bytes_text(contents.facts().encode() + bytes(1))}"
-    program = "\n".join((*declared, thunks, *writer.definitions, table, facts, _OWN, cpuid_text()))
-    target = machine.target
-    objects = [emit(_own_code(), "", "").image, emit(program, "", "").image]
-    if names:
+    data = gpu.data if gpu is not None else ""
+    program = "\n".join((*declared, thunks, data, *writer.definitions, table, facts, _OWN, cpuid_text()))
+    objects = [emit(_own_code(gpu is not None), "", "").image, emit(program, "", "").image]
+    objects += [emit(text, target.cpu, target.features).image for text in (gpu.modules if gpu is not None else ())]
+    if cpu_names:
         objects.append(emit(kernels, target.cpu, target.features).image)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / "library.so"
-        link(objects, emit("", "", "").image, [FACTS, *container.EXPORTS], made)
+        needed = [*_TORCH, *(_CUDAS if gpu is not None else ())]
+        link(objects, emit("", "", "").image, [FACTS, *container.EXPORTS], needed, made)
         if contents.constants:
             _append(made, contents.constants, places, size, mark)
         made.replace(path)
 
 
 @functools.cache
-def _own_code() -> str:
-    """The code that every library has, as LLVM text."""
-    sources = [inspect.getsource(module) for module in (runner, container)]
-    externals = {**runner.EXTERNALS, **container.EXTERNALS}
+def _own_code(with_gpu: bool) -> str:
+    """The code that every library has, as LLVM text; that of libraries `with_gpu`."""
+    sources = [inspect.getsource(module) for module in (runner, container, on_gpu if with_gpu else on_cpu)]
+    externals = {**runner.EXTERNALS, **container.EXTERNALS, **(on_gpu.EXTERNALS if with_gpu else {})}
     text = translate(sources, (), externals, {"ops": instructions, "layout": layout})
     aliases = [f"@{name} = alias i64 (), ptr @{function.__name__}" for name, function in container.EXPORTS.items()]
     return "\n".join((text, *aliases))
+
+
+def _type(given: TensorInput | None) -> int:
+    """The type of an input's device."""
+    return _CUDA if given is not None and given.type.device != CPU else 0
 
 
 # ---- constants -------------------------------------------------------------------------------------------------------
@@ -143,6 +170,7 @@ def _records(writer: LibraryWriter, constants: Sequence[Constant], places: Seque
         tensor = constant.tensor
         words += (writer.text(constant.name), constant.kind, shims.code_of(tensor.dtype), tensor.dim())
         words += (writer.table(tensor.shape), writer.table(tensor.stride()), place, _bytes(tensor))
+        words.append(_CUDA if constant.device != CPU else 0)
     return words
 
 

@@ -35,9 +35,11 @@ def linker() -> list[str]:
     )
 
 
-def link(objects: Sequence[bytes], nothing: bytes, exports: Sequence[str], path: Path) -> None:
+def link(
+    objects: Sequence[bytes], nothing: bytes, exports: Sequence[str], libraries: Sequence[str], path: Path
+) -> None:
     """Links object files. Only `exports` can be seen from outside; functions that are not defined are looked for in
-    libtorch_cpu when the library is loaded. `nothing`: an object file that is empty. Files beside `path` are made and
+    `libraries` when the library is loaded. `nothing`: an object file that is empty. Files beside `path` are made and
     left.
 
     Raises BolideError where there is no linker, or where it fails, with what it says."""
@@ -48,10 +50,11 @@ def link(objects: Sequence[bytes], nothing: bytes, exports: Sequence[str], path:
     empty, visible = path.with_name("nothing.o"), path.with_name("exports.map")
     empty.write_bytes(nothing)
     visible.write_text(f"{{ global: {' '.join(f'{name};' for name in exports)} local: *; }};\n")
-    torch = path.with_name("libtorch_cpu.so")  # only its name is needed: it is loaded when the library is
-    _run(command, ["-soname", torch.name], [empty], torch)
+    needed = [path.with_name(name) for name in libraries]  # only the names: they are loaded when the library is
+    for library in needed:
+        _run(command, ["-soname", library.name], [empty], library)
     options = ["--version-script", str(visible), "-z", "noexecstack", "--no-as-needed"]
-    _run(command, options, [*files, torch], path)
+    _run(command, options, [*files, *needed], path)
 
 
 def _run(command: Sequence[str], options: Sequence[str], files: Sequence[Path], result: Path) -> None:

@@ -23,8 +23,8 @@ _SOURCE = "// The library was made without one.\n"
 """What stands for a source: older loaders find the metadata by its name."""
 
 
-def write_package(library: Path, path: Path) -> None:
-    """A package with a library."""
+def write_package(library: Path, device: str, path: Path) -> None:
+    """A package with a library for a type of device."""
     root, name = path.stem, uuid.uuid4().hex
     folder = f"{root}/{_FOLDER}"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
@@ -33,7 +33,7 @@ def write_package(library: Path, path: Path) -> None:
         archive.writestr(f"{root}/byteorder", "little")
         archive.write(library, f"{folder}/{name}.so")
         archive.writestr(f"{folder}/{name}.cpp", _SOURCE)
-        archive.writestr(f"{folder}/{name}_metadata.json", json.dumps({"AOTI_DEVICE_KEY": "cpu"}))
+        archive.writestr(f"{folder}/{name}_metadata.json", json.dumps({"AOTI_DEVICE_KEY": device}))
 
 
 class Loaded:
@@ -45,7 +45,7 @@ class Loaded:
         self._leaves: list[str] = facts["leaves"]
         self._fixed = {int(place): text for place, text in facts["fixed"].items()}
         with self._telling():
-            self.runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
+            self.runner = _runner(path, facts["device"])
         arguments, result = self.runner.get_call_spec()
         self._in_spec, self._out_spec = pytree.treespec_loads(arguments), pytree.treespec_loads(result)
 
@@ -87,6 +87,13 @@ class Loaded:
     @staticmethod
     def _text(place: ctypes.c_char) -> str:
         return ctypes.string_at(ctypes.addressof(place)).decode()
+
+
+def _runner(path: Path, device: str) -> torch._C._aoti.AOTIModelContainerRunner:
+    """PyTorch's runner of a library."""
+    if device == "cpu":
+        return torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
+    return torch._C._aoti.AOTIModelContainerRunnerCuda(str(path), 1, device)
 
 
 def load_library(path: Path) -> Loaded:

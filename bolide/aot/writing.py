@@ -45,9 +45,11 @@ class Failure:
 
 @dataclass(slots=True)
 class LibraryWriter(Writer):
-    """A program that is being written for a library. `definitions`: of its data, in LLVM's language."""
+    """A program that is being written for a library. `definitions`: of its data, in LLVM's language; `called`: the
+    functions in C."""
 
     definitions: list[str] = field(default_factory=list)
+    called: dict[shims.Shim, None] = field(default_factory=dict)
 
     @property
     def with_autograd(self) -> bool:
@@ -82,6 +84,7 @@ class LibraryWriter(Writer):
 
     def thunk(self, shim: shims.Shim) -> int:
         """The address of the thunk of a function in C."""
+        self.called[shim] = None
         return Label(shim.thunk)
 
     def natively(self) -> None:

@@ -33,7 +33,6 @@ from bolide.inductor.plan import (
     View,
     Word,
     WordResult,
-    all_steps,
     flat_results,
     tensors_given,
     used_names,
@@ -445,13 +444,6 @@ def assemble(
     written, steps = write(plan, python_for, is_short)
     held = [constants[constant.name] for constant in plan.constants]
     return written.linked(Surroundings(kernels, held, steps.__getitem__, fallback, offset))
-
-
-def shims_of(plan: Plan) -> list[shims.Shim]:
-    """The functions in C that a plan may call."""
-    calls = [step for step in all_steps(plan.steps) if isinstance(step, Call)]
-    needed = [shim for step in calls if (shim := shims.shim_of(overload_of(step.operator))) is not None]
-    return [*shims.ALWAYS, *needed]
 
 
 def write_steps(
