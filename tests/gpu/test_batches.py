@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "ir"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "ir" / "loops"))
 from gpu_emulator import launched
-from kernel_tools import acc, const, f32, load, op, param, store, var
+from kernel_tools import acc, const, f32, i64, load, op, param, store, var
 from plan_tools import plans
 from test_gpu_hosts import CUDA, STREAM, Driver, Launched
 
@@ -26,7 +26,7 @@ from bolide.inductor import CompiledGraph
 from bolide.inductor.codegen.cuda import Launch as Entry
 from bolide.inductor.codegen.cuda import gpu_module, ptx_of
 from bolide.inductor.ir.interpret import interpret
-from bolide.inductor.ir.loops import Axis, Init, Kernel, Loop, Stmt, Update
+from bolide.inductor.ir.loops import Axis, Flag, Init, Kernel, Loop, Node, Stmt, Update
 from bolide.inductor.ir.rewrites import ANY, of_any_extent
 from bolide.inductor.ir.verify import verify
 from bolide.inductor.machine import HOPPER
@@ -87,6 +87,17 @@ def test_each_set_is_done(make: Callable[[int], Kernel], runs: bool, shift: int,
         words = [some[p.name].data_ptr() for some in buffers for p in common.params]
         launched(many, [*words, *(sizes[0].value for _, sizes in kernels)], step)
         torch.testing.assert_close(buffers, wanted)
+
+
+def test_sets_without_arguments_have_code() -> None:
+    """What only asserts: PTX has no empty arrays."""
+    i = var("i", 3)
+    check = store("bad", 0, op("lt", Node.make("index", i64, (), i), const(9, i64), dtype=torch.bool), mode="any")
+    kernel = Kernel("k0_check", (), (Loop(Axis("i", Expr.const(3), "vector", "grid"), (check,)),), batch=2)
+    kernel = replace(kernel, flags=(Flag("bad", "bad"),))
+    verify(kernel)
+    code = ptx_of(gpu_module([kernel], HOPPER)[0], HOPPER.target)
+    assert "[0]" not in code and "k0_0_param_0[16]" in code and "k0_0_param_1" not in code
 
 
 def test_extents_are_as_they_are_where_places_depend_on_them() -> None:

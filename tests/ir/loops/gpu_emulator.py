@@ -308,7 +308,10 @@ def _on_host(text: str, symbols: Sequence[str], params: int, sizes: int, batch: 
     given = ", ".join(f"{kind} %a{n}" for n, kind in enumerate(kinds))
     if batch:
         text = re.sub(r"byval\([^)]*\) align 8 ", "", text)
-        loads, given = [f"  %args = getelementptr i64, ptr %words, i32 {batch}"], "ptr %words, ptr %args"
+        loads, given = (
+            [f"  %args = getelementptr i64, ptr %words, i32 {batch}"],
+            "ptr %words, ptr %args" if kinds else "ptr %words",
+        )
     starts = [
         "\n".join((f"define void @{symbol}_start() {{", "  %words = load ptr, ptr @arguments", *loads))
         + f"\n  call void @{symbol}({given})\n  call void @finish()\n  unreachable\n}}"

@@ -49,7 +49,7 @@ class Launch:
     in a block: so a block has team · teams_per_block threads, and there are ⌈teams / teams_per_block⌉ blocks. `teams`
     is an expression in the kernel's sizes, and may be 0: then there is nothing to launch. Of a batch it is so for each
     set of arguments; the blocks of one set follow those of the other, and the parameters are two arrays: the first
-    block of each set, and all words."""
+    block of each set, and all words, if there are any."""
 
     symbol: str
     teams: Expr
@@ -261,7 +261,7 @@ class TeamWriter(RegionWriter):
         params = ", ".join(f"{kind} %a{position}" for position, kind in enumerate(kinds))
         if kernel.batch > 1:
             arrays = (("starts", kernel.batch), ("args", kernel.words))
-            params = ", ".join(f"ptr byval([{count} x i64]) align 8 %{name}" for name, count in arrays)
+            params = ", ".join(f"ptr byval([{count} x i64]) align 8 %{name}" for name, count in arrays if count)
         threads = self.per_block * self.team.size
         limits = f'"nvvm.maxntid"="{threads}" "nvvm.minctasm"="{RESIDENT}"'
         head = f"define ptx_kernel void @{self.symbol}({params}) nounwind {limits}"
