@@ -292,6 +292,7 @@ INSTRUCTIONS: dict[str, Callable[..., Value]] = {
     **{op: partial(_function, op) for op in ELEMENTARY},
     "erf_plus_1": _erf_plus_1,
     "where": lambda dtype, condition, yes, no: condition.b.select(condition, yes, no),
+    "bits": lambda dtype, x: x.b.bitcast(x, "i32"),
     "neg": lambda dtype, x: -x,
     "abs": _abs,
     "sign": _sign,

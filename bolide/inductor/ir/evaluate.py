@@ -95,7 +95,9 @@ def _computed(definition: Computed, buffers: Memory, env: Env) -> torch.Tensor:
 
 
 def scanned(op: str | None, value: torch.Tensor, dim: int) -> torch.Tensor:
-    """The reductions of the elements up to each one along `dim`."""
+    """The reductions of the elements up to each one along `dim`, or all in order."""
+    if op == "sort":
+        return value.sort(dim).values
     return value.cumprod(dim, dtype=value.dtype) if op == "prod" else value.cumsum(dim, dtype=value.dtype)
 
 

@@ -87,6 +87,9 @@ class _Machine:
 
     def _loop(self, loop: Loop) -> None:
         extent = int(index_value(loop.axis.extent, self.env))
+        if any(isinstance(inner, Update) and self.accumulators[inner.name].init.op == "sort" for inner in loop.body):
+            self._sort(loop, extent)
+            return
         flat = all(isinstance(statement, (Store, Update)) for statement in loop.body)
         at_once = loop.axis.kind in (*VECTOR_KINDS, "reduce") and flat and extent > 0
         ordered = loop.axis.bound is None or loop.axis.kind == "scan"
@@ -95,6 +98,18 @@ class _Machine:
             self.env[loop.axis.name] = position
             self.run(loop.body)
         self.env.pop(loop.axis.name, None)
+
+    def _sort(self, loop: Loop, extent: int) -> None:
+        """A scan that sorts: all values first, then what is made of each, in order."""
+        update, *stores = loop.body
+        assert isinstance(update, Update)
+        self.env[loop.axis.name] = torch.arange(extent)
+        ordered = _PointValues(self).value(update.value).expand(extent).sort().values
+        for place in range(extent):
+            self.env[loop.axis.name] = place
+            self.accumulators[update.name].value = ordered[place]
+            self.run(stores)
+        del self.env[loop.axis.name]
 
     def _lanes(self) -> list[int]:
         return next(([value.numel()] for value in self.env.values() if isinstance(value, torch.Tensor)), [1])

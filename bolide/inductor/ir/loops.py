@@ -67,7 +67,7 @@ VECTOR_KINDS: frozenset[AxisKind] = frozenset(("vector", "reduce_vector"))
 Bound = Literal["threads", "grid", "team"]
 ScatterMode = Literal["set", "add", "mul", "min", "max"]
 StoreMode = Literal["set", "add", "mul", "min", "max", "atomic_add", "any"]
-ReduceOp = Literal["sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "xor"]
+ReduceOp = Literal["sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "xor", "sort"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,9 @@ class Init:
     """Declares an accumulator, set to the identity of `op`, in the scope of the statements that follow in the same
     body.
 
-    ``argmin``/``argmax``: the `acc` node has dtype int64 and gives the first position; NaN wins, as in torch. Sums
-    accumulate in `dtype` (float32 for bf16)."""
+    ``sort``, of integers, in a scan that a warp shares: at place i of the axis it is number i of all, the smallest
+    first. ``argmin``/``argmax``: the `acc` node has dtype int64 and gives the first position; NaN wins, as in torch.
+    Sums accumulate in `dtype` (float32 for bf16)."""
 
     name: str
     op: ReduceOp

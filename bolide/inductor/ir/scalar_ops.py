@@ -63,6 +63,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "acc": ScalarOp(0, result="own", work=0, instructions=0),  # arg: name of an accumulator, after its loops
     "cast": ScalarOp(1, result="own"),  # with torch's conversion rules
     "where": ScalarOp(3, torch.where, result="own"),
+    "bits": ScalarOp(1, lambda x: x.view(torch.int32), result="own"),  # of a float32, as an int32
     # operand: seed (int64); arg: (counter, element index): float32, uniform in [0, 1) or standard normal
     "philox": ScalarOp(1, result="own", work=40, instructions=80),
     "philox_normal": ScalarOp(1, result="own", work=40, instructions=150),
@@ -111,6 +112,8 @@ def fault_of(op: str, operands: list[torch.dtype], result: torch.dtype) -> str |
     types = ", ".join(str(dtype).removeprefix("torch.") for dtype in operands)
     if op == "where" and operands != [torch.bool, result, result]:
         return f"where on {types} gives {result}"
+    if op == "bits" and (operands, result) != ([torch.float32], torch.int32):
+        return f"bits of {types} as {result}"
     if known.result == "own":
         return None
     if any(dtype != operands[0] for dtype in operands):
@@ -130,10 +133,10 @@ JOINED_BY = {"sum": "add", "prod": "mul", "min": "min", "max": "max", "any": "or
 
 
 def identity(op: str, dtype: torch.dtype) -> float:
-    """The reduction of nothing. For min, max, argmin, argmax: what everything else beats."""
+    """The reduction of nothing. For min, max, argmin, argmax, sort: what everything else beats."""
     if op in ("sum", "xor", "any", "prod", "all"):
         return int(op in ("prod", "all"))
-    least = op in ("min", "argmin")
+    least = op in ("min", "argmin", "sort")
     if dtype.is_floating_point:
         return math.inf if least else -math.inf
     if dtype == torch.bool:

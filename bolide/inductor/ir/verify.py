@@ -16,6 +16,8 @@ from bolide.inductor.ir.walks import bound_nest, loads_of, nodes_below, roots_of
 from bolide.symbolic import Expr
 
 NONE = Expr.const(0)
+#: Threads of a warp, and what these can sort.
+WARP, MOST_SORTED = 32, 256
 
 
 class InvalidKernel(ValueError):
@@ -216,10 +218,22 @@ def _update(state: _State, statement: Update) -> None:
         raise state.fail(f"{statement.name} holds {init.dtype}, the value is {statement.value.dtype}")
     if init.dtype in NARROW_FLOATS:
         raise state.fail(f"{statement.name} accumulates in {init.dtype}; use float32")
+    if init.op == "sort":
+        _sort(state, statement, init)
     if (init.op in ("argmin", "argmax")) != (statement.position is not None):
         raise state.fail(f"{init.op} {'needs a' if statement.position is None else 'takes no'} position")
     if statement.position is not None and statement.position.dtype != torch.int64:
         raise state.fail("a position has dtype int64")
+
+
+def _sort(state: _State, statement: Update, init: Init) -> None:
+    axis = state.axes[-1]
+    if axis.kind != "scan" or axis.bound != "team" or state.kernel.team != WARP:
+        raise state.fail(f"{statement.name} is sorted in a {axis.kind} loop that no warp shares")
+    if not axis.extent.is_const or axis.extent.value > MOST_SORTED:
+        raise state.fail(f"{axis.extent} elements are sorted, at most {MOST_SORTED} can be")
+    if init.dtype not in (torch.int32, torch.int64):
+        raise state.fail(f"{statement.name} sorts {init.dtype}")
 
 
 def _store(state: _State, statement: Store) -> None:

@@ -269,6 +269,80 @@ def gather(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, *, spars
     return EXTERN if place is None else ctx.compute(*ctx.out, lambda coords: x.load_indirect(*place(coords)))
 
 
+# ---- sorts ----------------------------------------------------------------------------------------------------------
+
+#: Rows of at most so many elements are sorted by a warp of a GPU.
+_LONGEST_SORTED = 256
+#: Types of which 16 bits tell the order.
+_SHORT = (torch.bfloat16, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+
+def _keys(x: TensorValue, descending: bool) -> Reader:
+    """An integer for each element, with its place in the lower half, which sorts as eager does: NaN is the largest,
+    -0.0 is 0.0, and equal elements stay in their order."""
+
+    def body(coords: Coords) -> Node:
+        value, place = x.load(coords), sc.index(coords[-1])
+        if sc.is_float(x.dtype):
+            number = sc.add(sc.cast(value, torch.float32), 0.0)
+            bits = Node.make("bits", torch.int32, (number,))
+            flipped = sc.binary("and", sc.binary("shr", bits, 31), 0x7FFFFFFF)
+            order = sc.where(sc.isnan(number), 0x7FFFFFFF, sc.binary("xor", bits, flipped))
+        else:
+            order = sc.cast(value, torch.int32)
+            order = sc.binary("shl", order, 16) if x.dtype in _SHORT else order
+        order = sc.unary("not", order) if descending else order
+        if x.dtype in _SHORT:
+            return sc.binary("or", sc.binary("and", order, -0x10000), sc.cast(place, torch.int32))
+        return sc.binary("or", sc.binary("shl", sc.cast(order, torch.int64), 32), place)
+
+    return body
+
+
+def _places(ctx: Lowering, x: TensorValue, dim: int, descending: bool) -> Reader | None:
+    """Where the elements of each row are, in order. None: this is ATen's."""
+    known = (*_SHORT, torch.float32, torch.float16, torch.int32)
+    if ctx.machine.device != "cuda" or x.dtype not in known or not x.shape or x.is_empty:
+        return None
+    length = x.shape[-1]
+    if dim % len(x.shape) != len(x.shape) - 1 or not length.is_const or not 2 <= length.value <= _LONGEST_SORTED:
+        return None
+    dtype = torch.int32 if x.dtype in _SHORT else torch.int64
+    keys = ctx.scan(x.shape, dtype, _keys(x, descending), "sort", len(x.shape) - 1)
+    mask = 0xFFFF if x.dtype in _SHORT else 0xFFFFFFFF
+    return lambda coords: sc.cast(sc.binary("and", keys.load(coords), mask), torch.int64)
+
+
+def _in_order(ctx: Lowering, x: TensorValue, places: Reader) -> tuple[TensorValue, TensorValue]:
+    shape, row = ctx.shape_of(ctx.metas[0]), operand_var(0, x.shape[-1])
+    values = ctx.compute(shape, x.dtype, lambda coords: x.load_indirect((*coords[:-1], row), (places(coords),)))
+    return values, ctx.compute(shape, torch.int64, places)
+
+
+@lowering(aten.sort.default)
+def sort(ctx: Lowering, x: TensorValue, dim: int = -1, descending: bool = False) -> object:
+    places = _places(ctx, x, dim, descending)
+    return EXTERN if places is None else _in_order(ctx, x, places)
+
+
+@lowering(aten.sort.stable)
+def sort_stable(
+    ctx: Lowering, x: TensorValue, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> object:
+    return sort(ctx, x, dim, descending)
+
+
+@lowering(aten.topk.default)
+def topk(ctx: Lowering, x: TensorValue, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> object:
+    """Without its places: of equal elements eager gives any."""
+    only_values = k > 0 and all(user.args[1] == 0 for user in ctx.node.users)
+    places = _places(ctx, x, dim, largest) if only_values else None
+    return EXTERN if places is None else _in_order(ctx, x, places)
+
+
+# ---- scatters -------------------------------------------------------------------------------------------------------
+
+
 def _register_scatter(overload: object, mode: ScatterMode) -> None:
     """x with `source` written or added at index(i) of `dim`, for i over the shape of `index`."""
 

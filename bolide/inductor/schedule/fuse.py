@@ -27,7 +27,8 @@ def fuse(left: Group, right: Group, ctx: Scheduling) -> Group | str:
     """One group that does what `left` and then `right` does; or the reason why not. Names of axes are the left's."""
     if any(stage.updates for stage in (*left.stages, *right.stages)):
         return "one of them updates a buffer in place (scatter)"
-    if any(stage.scan is not None for stage in (*left.stages, *right.stages)):
+    scan = next((stage.scan for stage in left.stages if stage.scan is not None), None)
+    if any(stage.scan is not None for stage in right.stages) or (scan and not _follows(left, right, ctx)):
         return "one of them is a scan"
     if ctx.buffers[left.stages[0].name].device != ctx.buffers[right.stages[0].name].device:
         return "they are on two devices"
@@ -45,7 +46,18 @@ def fuse(left: Group, right: Group, ctx: Scheduling) -> Group | str:
         or (_cover_marks if spread else _cover)(left, right, unifier)
         or _profit(left, right, ctx)
     )
-    return reason or _join(left, right, unifier, spread)
+    joined = reason or _join(left, right, unifier, spread)
+    if scan and isinstance(joined, Group):
+        whole = all(len(stage.axes) == len(joined.space) for stage in joined.stages)
+        return joined if whole and [name for name, _ in joined.inner] == [scan] else "the scan's axis differs"
+    return joined
+
+
+def _follows(scan: Group, other: Group, ctx: Scheduling) -> bool:
+    """Whether a group only computes elements from those of a scan: a GPU does so in the scan's loop."""
+    scanned = {stage.name for stage in scan.stages if stage.scan is not None}
+    pointwise = not other.inner and all(stage.reduce_op is None and stage.mode == "define" for stage in other.stages)
+    return ctx.machine.device == "cuda" and pointwise and not scanned.isdisjoint(reads_by_buffer(other.stages))
 
 
 def _only_marks(group: Group) -> bool:

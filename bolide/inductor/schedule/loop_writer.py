@@ -34,7 +34,7 @@ from bolide.inductor.ir.scalar_ops import DRAWS
 from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
 from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.inline import select
-from bolide.inductor.schedule.nest import Schedule, choose_schedule, cut, in_teams
+from bolide.inductor.schedule.nest import Schedule, choose_schedule, cut, in_teams, in_warps
 from bolide.inductor.schedule.scratch import Pass, save_across_passes
 from bolide.inductor.schedule.stages import Buffer, Group, Stage
 from bolide.symbolic import Expr
@@ -67,7 +67,8 @@ def schedule_of(
     if machine.device == "cuda":
         picks = any(piece.stage.position is not None for piece in pieces)
         scans = any(piece.stage.scan for piece in pieces)
-        schedule = in_teams(schedule, machine, picks, sizes, scans)
+        sorts = any(piece.stage.reduce_op == "sort" for piece in pieces)
+        schedule = in_warps(schedule) if sorts else in_teams(schedule, machine, picks, sizes, scans)
     if schedule.inner:
         return schedule, pieces
     stores = [_store(piece.stage, piece.target) for piece in pieces if piece.target is not None]
@@ -198,7 +199,7 @@ def _passes(
         body += current.inits
         if current.inside:
             axes = schedule.inner if current.inits else [_storing(axis) for axis in schedule.inner]
-            if any(piece.stage.scan for piece in pieces):  # alone in its kernel
+            if any(piece.stage.scan for piece in pieces):  # of one scan, and what is made of it
                 bound: Bound | None = "team" if schedule.team > 1 else None
                 axes = [replace(axis, kind="scan", bound=bound) for axis in schedule.inner]
             body += _loops(axes, tuple(current.inside))
@@ -219,7 +220,9 @@ def _leveller(by_name: dict[str, Stage]) -> Callable[[Node], int]:
     def level(node: Node) -> int:
         if node not in memo:
             is_accumulator = node.op == "acc"
-            memo[node] = level(by_name[node.arg].value) + 1 if is_accumulator else max(map(level, node.src), default=0)
+            below = [by_name[node.arg].value] if is_accumulator else node.src
+            behind = is_accumulator and by_name[node.arg].scan is None  # what is scanned is read in the same loop
+            memo[node] = max(map(level, below), default=0) + behind
         return memo[node]
 
     return level

@@ -205,6 +205,12 @@ def in_teams(
     return _with_team(_gathering(schedule, machine, sizes), machine, picks, sizes, scans)
 
 
+def in_warps(schedule: Schedule) -> Schedule:
+    """The schedule of a kernel that sorts rows: a warp each."""
+    (axis,) = schedule.inner
+    return replace(schedule.with_vector(axis.name, "it is sorted"), team=32)
+
+
 def _with_team(
     schedule: Schedule, machine: Machine, picks: bool, sizes: Mapping[str, int], scans: bool = False
 ) -> Schedule:

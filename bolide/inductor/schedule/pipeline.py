@@ -251,7 +251,8 @@ def _new_kernel(job: _Job, group: Group, stored: set[str], ctx: Scheduling, name
     def kernel_for(schedule: Schedule) -> Kernel:
         return kernel_of(group, pieces, schedule, ctx.buffers, machine, name)
 
-    if job.tuner is None or machine is not ctx.machine:  # the host's, in a graph for a GPU
+    sorts = any(stage.reduce_op == "sort" for stage in group.stages)  # which goes in one way
+    if job.tuner is None or sorts or machine is not ctx.machine:  # the host's, in a graph for a GPU
         return chosen, kernel_for(chosen)
     schedule = job.tuner.schedule(chosen, kernel_for)
     return schedule, kernel_for(schedule)

@@ -252,7 +252,7 @@ def split_scans(program: Program, machine: Machine) -> Program:
 def _run(scan: Computed, machine: Machine, sizes: Mapping[str, int]) -> int | None:
     """How long the runs of a scan are, if it is to have some: a power of two."""
     extents = {name: extent.subs(sizes) for name, extent in zip(scan.axes, scan.shape)}
-    if not all(extent.is_const for extent in extents.values()):
+    if scan.reduce_op not in JOINED_BY or not all(extent.is_const for extent in extents.values()):
         return None
     length = extents.pop(str(scan.scan)).value
     last = [node.arg.coords[-1].free_vars for node in loads_of((scan.value,)) if node.arg.coords]

@@ -406,7 +406,8 @@ class TeamWriter(RegionWriter):
         self._wait_before(loop)
         if loop.axis.kind == "scan" and loop.axis.bound == "team":
             self.is_apart = True
-            self._scanned(loop)
+            sorts = any(self.r.accumulators[name].op == "sort" for name in updated_in(loop.body))
+            (self._sorted if sorts else self._scanned)(loop)
             self.is_apart = False
             self.hazards.note(loop)
             return
@@ -592,6 +593,39 @@ class TeamWriter(RegionWriter):
                 run = partial(self.repeated, loop, start, end, count * step, partial(turns, count))
                 self._if_below(start, end, run)
             self._if_below(whole, stop, rest)
+        r.scanned.clear()
+
+    def _sorted(self, loop: Loop) -> None:
+        """A row that a warp sorts: thread t has the elements t, t + 32 …, as many as a power of two; what no other one
+        is behind fills them up."""
+        b, r = self.b, self.r
+        update, *stores = loop.body
+        assert isinstance(update, Update)
+        length = loop.axis.extent.value
+        places = [self.team.thread + first for first in range(0, WARP << (-(-length // WARP) - 1).bit_length(), WARP)]
+        left = [length - WARP * turn for turn in range(len(places))]
+
+        def given(place: Value) -> list[Value]:
+            values: list[Value] = []
+            self.at(loop, place, lambda: values.append(r.value(update.value)))
+            return values
+
+        self.hoist((loop,), changed_by((loop,)))
+        there = [b.compare("icmp slt", place, length) for place in places]
+        values: list[Value] = []
+        for place, condition, count in zip(places, there, left):
+            if count <= 0:
+                values += r.accumulators[update.name].initial(b, 1)
+            else:
+                load = partial(given, place)
+                values += load() if count >= WARP else self._or_nothing(condition, [update], load)
+        for place, condition, count, value in zip(places, there, left, self.team.sorted(values)):
+            r.scanned[update.name] = value
+            store = partial(self.at, loop, place, partial(self.statements, stores))
+            if count >= WARP:
+                store()
+            elif count > 0:
+                self.guarded(condition, store)
         r.scanned.clear()
 
     def _or_nothing(self, condition: Value, updates: Sequence[Update], given: Callable[[], list[Value]]) -> list[Value]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from bolide.inductor.codegen.builder import BITS, Builder, Value
 from bolide.inductor.codegen.function_values import Accumulator, Parts
@@ -109,6 +109,31 @@ class Team:
             for lane, result in enumerate(results):
                 lanes = b.insert(lanes, result, lane)
         return lanes, join(carry, end)
+
+    def sorted(self, values: Sequence[Value]) -> list[Value]:
+        """The integers of a warp in order, the smallest first: thread t has those number t, t + 32 … A bitonic network:
+        places that differ in one bit are compared, and exchanged where they are not as the run wants that they are
+        in."""
+        b, found, size = self.b, list(values), 2
+        while size <= WARP * len(found):
+            distance = size // 2
+            while distance >= WARP:
+                step = distance // WARP
+                for k in [k for k in range(len(found)) if not k & step]:
+                    less = b.compare("icmp slt", found[k + step], found[k])
+                    pair = [b.select(less, *found[k : k + step + 1 : step][::turn]) for turn in (-1, 1)]
+                    found[k], found[k + step] = pair if not k * WARP & size else pair[::-1]
+                distance //= 2
+            while distance:
+                is_low = b.compare("icmp eq", self.lane & distance, 0)
+                takes_less = is_low ^ b.compare("icmp ne", self.lane & size, 0) if size < WARP else is_low
+                for k, mine in enumerate(found):
+                    other = self._shuffled("bfly", mine, distance)
+                    stays = b.compare("icmp sgt" if size >= WARP and k * WARP & size else "icmp slt", other, mine)
+                    found[k] = b.select(stays ^ takes_less, mine, other)
+                distance //= 2
+            size *= 2
+        return found
 
     def _up_to(self, join: Callable[[Value, Value], Value], value: Value, width: int) -> Value:
         """The reductions of the values of a warp's first threads, so many, up to each of them."""
