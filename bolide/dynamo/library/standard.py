@@ -330,7 +330,8 @@ def _new_ref(vm: Machine, cls: type[weakref.ref[Any]], target: Any, callback: An
     if type(target) is Outside:
         return weakref.ref.__new__(cls, target.real)
     for default in (callback.__defaults__ or ()) if callback is not None else ():
-        if type(default) is weakref.ref and id(default()) in vm.world.identities.seen:
+        outside = type(default) is weakref.ref and id(default()) in vm.world.identities.seen
+        if outside and not isinstance(target, type):
             reason = "a weak container of the outside world is given a new object, which may die before it"
             raise vm.unsupported(reason, "outside_object")
     return NATIVE

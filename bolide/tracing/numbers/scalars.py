@@ -219,7 +219,8 @@ def of_size(trace: Recorder, expr: Expr, hint: int) -> TracedFloat:
     node = trace.call(aten.full.default, [], trace.size_node(expr), dtype=torch.float64, device=torch.device("cpu"))
     formula = None if trace.assume is None or trace.shapes.is_data(expr) else f"({expr.text()})"
     pin = functools.partial(trace.shapes.specialise, expr, hint)
-    number = of_tensor(trace, trace.wrap(node), float(hint), (pin,), formula, (float, (expr,)))
+    with torch._C._DisableFuncTorch():  # a transform would wrap what it computes
+        number = of_tensor(trace, trace.wrap(node), float(hint), (pin,), formula, (float, (expr,)))
     number.within = float(expr.least()), 2.0**63
     return number
 
@@ -286,7 +287,7 @@ def compute(
     pins = tuple(dict.fromkeys(pin for operand in traced for pin in operand.pins))
     origin = None if known is None else (known, operands)
     formula = _formula(form, operands) if form else None
-    with torch._C._DisableAutocast():
+    with torch._C._DisableAutocast(), torch._C._DisableFuncTorch():
         value: Any = function(*map(_tensor, operands))
         trace = traced[0].trace
         unsure = hint is None or domain is not None

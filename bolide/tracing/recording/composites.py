@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from bolide.symbolic import Size, hint_of, is_data, is_undecided, product, same_size, same_sizes, times
+from bolide.tracing.recording import batches
 from bolide.tracing.recording.formulas import FORMULAS, or_theirs
 from bolide.tracing.recording.layers import layer
 from bolide.tracing.rules.common import broadcast_shapes, is_contiguous, suggested_format, wrap_dim
@@ -65,6 +66,9 @@ def install() -> None:
                 theirs = op.py_kernels.get(key)
                 if theirs is not None or (composite and key is _COMPOSITE):  # torch.export asks which are composite
                     op.py_kernels[key] = _of_traced(kernel, op, theirs)
+            op._dispatch_cache.clear()
+        for op, rule in batches.kernels().items():
+            op.py_kernels[DispatchKey.FuncTorchBatched] = rule
             op._dispatch_cache.clear()
 
 
@@ -139,7 +143,8 @@ def contiguous(x: Any, memory_format: torch.memory_format = torch.contiguous_for
 def _copied(x: TracedTensor, copy: Any) -> Any:
     """A copy of a tensor, of which eager may have a view, or itself, if sizes that are data are 0 or 1."""
     trace = x._trace
-    if trace.shapes.facts.names and any(map(is_data, (*x.shape, *copy.shape))):
+    known = copy.__class__ is TracedTensor  # what a transform of torch.func has wrapped is not
+    if known and trace.shapes.facts.names and any(map(is_data, (*x.shape, *copy.shape))):
         trace.listener.copied(x.group, copy.group)
     return copy
 

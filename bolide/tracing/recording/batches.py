@@ -1,0 +1,217 @@
+"""Batching rules of `torch.vmap` for operations whose rules in C++ ask for the values of sizes.
+
+A rule is given the number of items and what the operation is given, tensors as `Item`s. It answers the results, with
+the dimension of the batch in front. NotImplemented: the rule in C++ is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_map_only
+
+from bolide.symbolic import Size
+from bolide.tracing.rules.common import wrap_dim
+from bolide.tracing.tensor import TracedTensor
+
+aten = torch.ops.aten
+_functorch = torch._C._functorch
+_BATCHED = DispatchKey.FuncTorchBatched
+
+
+class Item:
+    """A tensor of a batch: `value` has the dimension of the batch in front if `varies`."""
+
+    def __init__(self, value: Tensor, level: int) -> None:
+        value, place = _functorch._unwrap_batched(value, level)
+        self.varies = place is not None
+        self.value = value.movedim(place, 0) if place else value
+        self.dim = value.dim() - self.varies
+
+    def whole(self, size: Size) -> Tensor:
+        """With the dimension of the batch in front, whether it varies or not."""
+        return self.value if self.varies else self.value.expand(size, *self.value.shape)
+
+
+def _along(size: Size, x: Item, dim: int, *others: Item) -> tuple[Tensor, int, list[Tensor]] | None:
+    """Operands of an operation along a dimension; None for tensors without dimensions."""
+    if not all(item.dim == x.dim for item in others) or not x.dim:
+        return None
+    return x.whole(size), wrap_dim(dim, x.dim) + 1, [item.whole(size) for item in others]
+
+
+def _gather(size: Size, x: Item, dim: int, index: Item, *, sparse_grad: bool = False) -> object:
+    operands = _along(size, x, dim, index)
+    if operands is None:
+        return NotImplemented
+    whole, place, (places,) = operands
+    return whole.gather(place, places)
+
+
+def _scatter(op: OpOverload) -> Callable[..., object]:
+    def rule(size: Size, x: Item, dim: int, index: Item, source: Item | float) -> object:
+        others = [index, source] if isinstance(source, Item) else [index]
+        operands = _along(size, x, dim, *others)
+        if operands is None:
+            return NotImplemented
+        whole, place, (places, *values) = operands
+        return op(whole, place, places, values[0] if values else source)
+
+    return rule
+
+
+def _spread(places: Tensor, dim: int, shape: torch.Size) -> Tensor:
+    """The places along a dimension, of all items, for every element of a shape."""
+    line = [1] * len(shape)
+    line[0], line[dim] = places.shape
+    sizes = [*shape]
+    sizes[dim] = places.shape[1]
+    return places.reshape(line).expand(sizes)
+
+
+def _index_select(size: Size, x: Item, dim: int, index: Item) -> object:
+    if not x.dim or index.dim != 1:
+        return NotImplemented
+    place = wrap_dim(dim, x.dim) + 1
+    if not index.varies:
+        return x.whole(size).index_select(place, index.value)
+    whole = x.whole(size)
+    return whole.gather(place, _spread(index.value, place, whole.shape).to(torch.int64))
+
+
+def _index_add(size: Size, x: Item, dim: int, index: Item, source: Item, *, alpha: float = 1) -> object:
+    if not x.dim or index.dim != 1 or source.dim != x.dim:
+        return NotImplemented
+    place, whole, values = wrap_dim(dim, x.dim) + 1, x.whole(size), source.whole(size)
+    if not index.varies:
+        return whole.index_add(place, index.value, values, alpha=alpha)
+    places = _spread(index.value, place, whole.shape).to(torch.int64)
+    return whole.scatter_add(place, places, values if alpha == 1 else values * alpha)
+
+
+def _rows(size: Size, indices: Item, count: Size) -> Tensor:
+    """Rows of a table for each item, in the table of all of them."""
+    places = indices.whole(size)
+    first = torch.arange(size, device=places.device).mul(count)  # type: ignore[arg-type]
+    return places + first.view(-1, *[1] * indices.dim)
+
+
+def _embedding(size: Size, weight: Item, indices: Item, *options: object) -> object:
+    if not weight.varies:
+        return aten.embedding.default(weight.value, indices.value, *options)
+    if indices.varies:
+        return weight.value.flatten(0, 1)[_rows(size, indices, weight.value.shape[1])]
+    wide = aten.embedding.default(weight.value.movedim(0, 1).flatten(1, 2), indices.value, *options)
+    return wide.unflatten(-1, (size, weight.value.shape[2])).movedim(-2, 0)  # laid out as by the rule in C++
+
+
+def _embedding_backward(size: Size, grad: Item, indices: Item, count: Size, padding: int, scaled: bool) -> object:
+    if scaled:
+        return NotImplemented
+    values = grad.whole(size)
+    if padding >= 0:
+        values = values.masked_fill((indices.whole(size) == padding).unsqueeze(-1), 0)
+    rows = _rows(size, indices, count)
+    return aten.embedding_dense_backward.default(values, rows, count * size, -1, False).unflatten(0, (size, count))
+
+
+def _cat(size: Size, tensors: list[Item], dim: int = 0) -> object:
+    if any(item.dim != tensors[0].dim or not item.dim for item in tensors):
+        return NotImplemented  # among them empty ones, that are left out
+    return torch.cat([item.whole(size) for item in tensors], wrap_dim(dim, tensors[0].dim) + 1)
+
+
+def _part_backward(op: OpOverload) -> Callable[..., object]:
+    """The rule of the derivative of a part of a tensor along a dimension."""
+
+    def rule(size: Size, grad: Item, sizes: list[Size], dim: int, *place: Size) -> object:
+        return op(grad.whole(size), [size, *sizes], wrap_dim(dim, len(sizes)) + 1, *place)
+
+    return rule
+
+
+def _layer_norm(size: Size, x: Item, shape: list[int], weight: Item | None, bias: Item | None, eps: float) -> object:
+    if any(item is not None and item.varies for item in (weight, bias)):
+        return NotImplemented
+    scale, shift = (None if item is None else item.value for item in (weight, bias))
+    return aten.native_layer_norm.default(x.value, shape, scale, shift, eps)
+
+
+def _layer_norm_backward(
+    size: Size,
+    grad: Item,
+    x: Item,
+    shape: list[int],
+    mean: Item,
+    rstd: Item,
+    weight: Item | None,
+    bias: Item | None,
+    mask: list[bool],
+) -> object:
+    """Gradients of weights are those of each item."""
+    if any(item is not None and item.varies for item in (weight, bias)):
+        return NotImplemented
+    g, value, middle, scale = (item.whole(size) for item in (grad, x, mean, rstd))
+    known = (None if weight is None else weight.value, None if bias is None else bias.value, [True, False, False])
+    to_x = aten.native_layer_norm_backward.default(g, value, shape, middle, scale, *known)[0] if mask[0] else None
+    rows = list(range(1, value.dim() - len(shape)))
+
+    def added(each: Tensor) -> Tensor:
+        return each.sum(rows) if rows else each
+
+    return to_x, added(g * (value - middle) * scale) if mask[1] else None, added(g) if mask[2] else None
+
+
+_RULES: dict[OpOverload, Callable[..., object]] = {
+    aten.gather.default: _gather,
+    aten.index_select.default: _index_select,
+    aten.index_add.default: _index_add,
+    aten.embedding.default: _embedding,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.cat.default: _cat,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    **{op: _part_backward(op) for op in (aten.slice_backward.default, aten.select_backward.default)},
+    **{op: _scatter(op) for op in (aten.scatter.src, aten.scatter.value, aten.scatter_add.default)},
+}
+
+
+def kernels() -> dict[OpOverload, Callable[..., object]]:
+    """The batching rules, as kernels of the dispatcher for tensors of a batch."""
+    return {op: _kernel(op, rule) for op, rule in _RULES.items()}
+
+
+def _kernel(op: OpOverload, rule: Callable[..., object]) -> Callable[..., object]:
+    def kernel(*args: object, **kwargs: object) -> object:
+        level = _functorch.maybe_current_level()
+        assert level is not None
+        items: list[Item] = []
+
+        def item(value: object) -> object:
+            if isinstance(value, (list, tuple)) and any(isinstance(each, Tensor) for each in value):
+                return [item(each) for each in value]
+            if not isinstance(value, Tensor):
+                return value
+            items.append(Item(value, level))
+            return items[-1]
+
+        given, named = [item(arg) for arg in args], {name: item(arg) for name, arg in kwargs.items()}
+        batch = next((each.value for each in items if each.varies), None)
+        if batch is None or not _is_traced(batch):
+            return op._op_dk(_BATCHED, *args, **kwargs)
+        result = rule(batch.shape[0], *given, **named)
+        if result is NotImplemented:
+            return op._op_dk(_BATCHED, *args, **kwargs)
+        return tree_map_only(Tensor, lambda each: _functorch._add_batch_dim(each, 0, level), result)
+
+    return kernel
+
+
+def _is_traced(value: Tensor) -> bool:
+    while _functorch.is_functorch_wrapped_tensor(value):
+        value = _functorch.get_unwrapped(value)
+    return isinstance(value, TracedTensor)

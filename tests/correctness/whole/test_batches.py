@@ -1,0 +1,104 @@
+"""Functions of one item that `torch.vmap` calls for a batch, and their gradients for each item, are compiled once for
+all numbers of items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev, vmap
+
+from tests.ordinary_tools import check_whole
+
+Item = Callable[[Tensor, Tensor], Tensor]
+ITEMS: dict[str, Item] = {
+    "gather": lambda a, i: a.gather(1, i[:, None]),
+    "gather_from_the_end": lambda a, i: a.gather(-2, i[:, None].clamp(max=3)),
+    "scatter": lambda a, i: a.scatter(1, i[:, None], 1.5),
+    "scatter_source": lambda a, i: a.scatter(1, i[:, None], a[:, :1] * 2),
+    "scatter_add": lambda a, i: torch.zeros(4, 3).scatter_add(1, i[:, None].expand(4, 3), a),
+    "take_along_dim": lambda a, i: torch.take_along_dim(a, i[:, None], 1),
+    "index_select": lambda a, i: a.index_select(0, i),
+    "index_select_columns": lambda a, i: a.index_select(-1, torch.tensor([2, 0])),
+    "index_add": lambda a, i: torch.zeros(3, 3).index_add(0, i, a, alpha=2),
+    "index_add_columns": lambda a, i: a.index_add(1, torch.tensor([0, 2]), a[:, 1:]),
+    "embedding": lambda a, i: F.embedding(i, a),
+    "embedding_padded": lambda a, i: F.embedding(i, a, padding_idx=1),
+    "embedding_shared": lambda a, i: F.embedding(i, torch.ones(3, 2)) * a.sum(),
+    "concatenated": lambda a, i: torch.cat([a, torch.ones(2, 3), a * 2]),
+    "negative_log_likelihood": lambda a, i: F.nll_loss(a, i),
+    "weighted": lambda a, i: F.nll_loss(a, i, torch.tensor([1.0, 2.0, 0.5]), ignore_index=2, reduction="sum"),
+    "cross_entropy": lambda a, i: F.cross_entropy(a, i, reduction="none"),
+    "layer_norm": lambda a, i: F.layer_norm(a, (3,), torch.arange(3.0), torch.ones(3)),
+    "layer_norm_of_all": lambda a, i: F.layer_norm(a, (4, 3)),
+    "parts": lambda a, i: a[1] * 2 + a[-2:, 1:].sum() + a[::2].prod(),
+    "sorted": lambda a, i: a.sort(0)[0] + a.topk(2)[0].sum(),
+    "attention": lambda a, i: F.scaled_dot_product_attention(a[None], a[None], a[None]),
+    "mean": lambda a, i: F.mse_loss(a, i[:, None].to(a)),
+}
+
+
+def inputs(place: int) -> list[tuple[Tensor, Tensor]]:
+    """Batches of several sizes, with the items along a dimension."""
+    return [(torch.randn(n, 4, 3).movedim(0, place), torch.randint(3, (n, 4))) for n in (3, 6, 5, 9, 7)]
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_operations_on_items(name: str) -> None:
+    item, place = ITEMS[name], int(torch.randint(3, ()))
+
+    def batch(a: Tensor, i: Tensor) -> object:
+        def loss(a: Tensor, i: Tensor) -> Tensor:
+            out = item(a, i)
+            return (out * torch.linspace(1, 2, out.numel()).view(out.shape)).sum()
+
+        return vmap(item, (place, 0))(a, i), vmap(grad(loss), (place, 0))(a, i), vmap(item, (place, None))(a, i[0])
+
+    check_whole(lambda compile: [run(*given) for run in [compile(batch)] for given in inputs(place)])
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6, padding_idx=0)
+        self.norm, self.head = nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.norm(self.embedding(ids)).relu().mean(-2))  # type: ignore[no-any-return]
+
+
+def test_gradients_for_each_sample() -> None:
+    """The gradient of the loss of each sample, as for training with differential privacy."""
+
+    def program(compile: Any) -> object:
+        module = Classifier()
+
+        def loss(parameters: dict[str, Tensor], ids: Tensor, label: Tensor) -> Tensor:
+            logits = functional_call(module, parameters, (ids[None],))
+            return F.cross_entropy(logits, label[None])
+
+        def clipped(parameters: dict[str, Tensor], ids: Tensor, labels: Tensor) -> object:
+            grads = vmap(grad(loss), (None, 0, 0))(parameters, ids, labels)
+            norms = torch.stack([each.flatten(1).norm(dim=1) for each in grads.values()]).norm(dim=0)
+            return {name: torch.einsum("i,i...->...", (1 / norms).clamp(max=1), each) for name, each in grads.items()}
+
+        compiled = compile(clipped)
+        parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
+        return [compiled(parameters, torch.randint(7, (n, 5)), torch.randint(3, (n,))) for n in (3, 6, 4, 9, 7)]
+
+    check_whole(program)
+
+
+def test_transforms_in_transforms() -> None:
+    """Batches of batches, and Jacobians of functions of batches."""
+
+    def nested(a: Tensor, i: Tensor) -> object:
+        pairs = vmap(vmap(lambda x, j: x.gather(0, j[None]), (0, 0)), (0, 0))(a, i)
+        slopes = jacrev(lambda a: vmap(lambda x, j: F.cross_entropy(x, j))(a, i).sum(0))(a)
+        return pairs, slopes, grad(lambda a: vmap(lambda x: torch.cat([x, x]).sort()[0][3])(a.flatten(1)).sum())(a)
+
+    check_whole(lambda compile: [run(*given) for run in [compile(nested)] for given in inputs(0)])
