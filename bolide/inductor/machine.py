@@ -161,8 +161,10 @@ class Machine:
     written_out: int = 16
     #: What the extent of a loop is taken for when it depends on other axes and has no bound.
     unknown_extent: int = 64
-    #: The threads of a GPU that share a loop: the fewest of which each has at most `most_turns` iterations.
+    #: The threads of a GPU that share a loop: the fewest of which each has at most `most_turns` iterations. Where there
+    #: are fewer results than `split_rows`, each has so much of the GPU that `largest_team` is one of them.
     teams: tuple[int, ...] = (1,)
+    largest_team: int = 1
     most_turns: int = 32
     #: Fewer threads than this leave a GPU idle: so teams share reductions of at least `least_shared` elements that
     #: lie across memory, if all in all these are so few that caches hold them.
@@ -197,6 +199,7 @@ HOPPER = Machine(
     caches=(1 << 15,),
     device="cuda",
     teams=(32, 128, 256, 512),
+    largest_team=1024,
     most_scratch=1,
     most_local_bytes=32 << 10,
     split_rows=256,

@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu_emulated
 import pytest
+import torch
+
+import bolide
 
 SWEEP = Path(__file__).with_name("sweep.py")
 SLOW = ("model", "math", "1000", "5000", "5001", "768", "long", "large", "tall")
@@ -21,6 +25,17 @@ def test_some_programs(device: str, seed: int) -> None:
 def test_programs_of_nothing(device: str, seed: int) -> None:
     """Tensors without elements are what schedules, and what joins launches, divide by."""
     checked(device, seed, "--only", "empty")
+
+
+def test_sums_of_any_length(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Threads add up several elements at a time, and of the rest half as many, and so on."""
+    gpu_emulated.emulate(monkeypatch.setattr)
+    torch.manual_seed(seed)
+    fast = bolide.compile(lambda x: (x.sum(0), x.argmax(0), (x * x).sum(1)), dynamic=True, fullgraph=True)
+    for rows in (*range(2, 20), 31, 33):
+        x = torch.randn(rows, 5)
+        for mine, theirs in zip(fast(x), (x.sum(0), x.argmax(0), (x * x).sum(1)), strict=True):
+            torch.testing.assert_close(mine, theirs)
 
 
 def checked(device: str, seed: int, *which: str) -> None:

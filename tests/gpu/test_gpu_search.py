@@ -82,7 +82,7 @@ class Slower:
         return self.factor ** self.seen.index(run)
 
 
-@pytest.mark.parametrize("factor, team", [(0.5, 512), (2.0, 32)])
+@pytest.mark.parametrize("factor, team", [(0.5, 1024), (2.0, 32)])
 def test_teams_are_tried(factor: float, team: int) -> None:
     x = torch.randn(150, 200)
     clock = Slower(factor)

@@ -111,7 +111,7 @@ class Schedule:
         search."""
         if machine.device == "cuda":
             shared = [axis for axis in self.inner if axis.name == self.vector]
-            teams = [team for team in machine.teams if team != self.team and shared]
+            teams = [team for team in (*machine.teams, machine.largest_team) if team != self.team and shared]
             return [replace(self, team=team, why=(*self.why, f"teams of {team}: as was asked")) for team in teams]
         if machine.threads == 1 or not self.parallel:
             return []
@@ -223,10 +223,11 @@ def _with_team(
         return replace(schedule.with_vector(None, "few elements to scan"), team=1)
     points = math.prod([_usual(axis.extent, machine, sizes) for axis in schedule.inner])
     turns = 2 * machine.most_turns if picks else machine.most_turns
-    teams = [team for team in machine.teams if team <= length] or [*machine.teams[:1]]
+    rows = math.prod([_usual(axis.extent, machine, sizes) for axis in schedule.outer])
+    known = (*machine.teams, machine.largest_team) if rows < machine.split_rows and not scans else machine.teams
+    teams = [team for team in known if team <= length] or [*machine.teams[:1]]
     team = next((team for team in teams if points <= team * turns), teams[-1])
     if scans:
-        rows = math.prod([_usual(axis.extent, machine, sizes) for axis in schedule.outer])
         team = next((each for each in teams if rows * each >= machine.scan_threads or each >= team), team)
     why = f"teams of {team}: each thread has at most {-(-length // team)} of {vector.name}"
     return replace(schedule, team=team, jam=None, why=(*schedule.why, why))

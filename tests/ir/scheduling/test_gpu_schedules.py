@@ -45,7 +45,7 @@ def test_teams_of_several_loops(rows: int, columns: int, team: int) -> None:
     assert in_teams(Schedule(outer, inner, (), 1), HOPPER, False, {}).team == team
 
 
-@pytest.mark.parametrize("typical, team", [(50257, 512), (1000, 32), (16, 32)])
+@pytest.mark.parametrize("typical, team", [(50257, 1024), (16384, 512), (1000, 32), (16, 32)])
 def test_rows_of_symbolic_length_have_the_team_of_a_typical_one(typical: int, team: int) -> None:
     """As rows of this length have that are known."""
     outer = (Axis("i", Expr.var("rows"), "parallel"),)
@@ -60,3 +60,9 @@ def test_few_results_of_symbolic_number_share_rests(typical: int, team: int) -> 
     outer = (Axis("j", Expr.var("columns"), "vector"),)
     schedule = Schedule(outer, (Axis("i", Expr.var("rows") % 128, "reduce"),), (), 1)
     assert in_teams(schedule, HOPPER, False, {"rows": 1280, "columns": typical}).team == team
+
+
+@pytest.mark.parametrize("rows, team", [(1, 1024), (255, 1024), (256, 512), (1 << 15, 512)])
+def test_only_few_rows_have_the_largest_teams(rows: int, team: int) -> None:
+    outer, inner = (Axis("i", Expr.const(rows), "parallel"),), (Axis("j", Expr.const(50257), "reduce_vector"),)
+    assert in_teams(Schedule(outer, inner, (), 1), HOPPER, False, {}).team == team

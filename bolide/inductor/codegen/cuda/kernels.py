@@ -35,8 +35,9 @@ Kept = tuple[Node, int, int]
 
 #: Threads of a block whose teams have one, and teams of a block whose teams are warps.
 BLOCK, WARPS = 256, 4
-#: Blocks that a multiprocessor has registers for, at least: one loads while another one computes.
-RESIDENT = 2
+#: Blocks that a multiprocessor has registers for, at least: one loads while another one computes, if all have so many
+#: threads at most.
+RESIDENT, MOST_THREADS = 2, 1 << 10
 #: Elements of a scan, and turns, that a thread loads before it stores any.
 SCANNED, SCANNED_TURNS = 16, 4
 #: Bytes of shared memory that blocks have without asking for more.
@@ -263,7 +264,7 @@ class TeamWriter(RegionWriter):
             arrays = (("starts", kernel.batch), ("args", kernel.words))
             params = ", ".join(f"ptr byval([{count} x i64]) align 8 %{name}" for name, count in arrays if count)
         threads = self.per_block * self.team.size
-        limits = f'"nvvm.maxntid"="{threads}" "nvvm.minctasm"="{RESIDENT}"'
+        limits = f'"nvvm.maxntid"="{threads}" "nvvm.minctasm"="{min(RESIDENT, MOST_THREADS // threads)}"'
         head = f"define ptx_kernel void @{self.symbol}({params}) nounwind {limits}"
         text = "\n".join((f"{head} {{", "entry:", *b.lines, "}"))
         return text, Launch(self.symbol, teams, self.team.size, self.per_block)
@@ -426,7 +427,7 @@ class TeamWriter(RegionWriter):
 
     def repeat(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
         """What a thread adds up, or copies, it takes several iterations at a time of, so that loads do not wait for
-        each other. The order is the same."""
+        each other; of what is left of a sum half as many, and so on. The order is the same."""
         b, r, plain = self.b, self.r, self.repeated
         times = iterations_at_once(loop, r.lanes, self.team.size)
         if times <= 1:
@@ -439,7 +440,7 @@ class TeamWriter(RegionWriter):
             self.hazards = before.copy()  # with what other iterations leave (`Hazards.begin`)
             body()
 
-        def several() -> None:
+        def several(times: int) -> None:
             first = r.env[loop.axis.name]
             places = [first + turn * step for turn in range(times)]
             given = self._loaded(loop, places)
@@ -450,9 +451,14 @@ class TeamWriter(RegionWriter):
         if step > 1:
             count = b.binary("udiv", count + (step - 1), b.const(step, "i64"))
         whole = start + (count & -times) * step
-        is_some, is_rest = b.compare("icmp slt", start, whole), b.compare("icmp slt", whole, stop)
-        self.guarded(is_some, lambda: plain(loop, start, whole, times * step, several))
-        self.guarded(is_rest, lambda: plain(loop, whole, stop, step, one))
+        run = partial(plain, loop, start, whole, times * step, partial(several, times))
+        self.guarded(b.compare("icmp slt", start, whole), run)
+        while times > 2 and isinstance(loop.body[0], Update):
+            times //= 2
+            first, whole = whole, start + (count & -times) * step
+            run = partial(self.at, loop, first, partial(several, times))
+            self.guarded(b.compare("icmp slt", first, whole), run)
+        self.guarded(b.compare("icmp slt", whole, stop), partial(plain, loop, whole, stop, step, one))
 
     def _loaded(self, loop: Loop, places: Sequence[Value]) -> list[dict[Node, Value]]:
         """What iterations at these places load that none of them stores, if they store at all: loads behind a store
