@@ -11,7 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import bolide
+from bolide.inductor.ir.definitions import Extern
 from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.lowering import lower
+from bolide.inductor.machine import HOPPER
+from tests.schedule_tools import graph_of
 
 ROWS, COLUMNS = 36, 96
 SHAPE = (ROWS, COLUMNS)
@@ -110,3 +114,16 @@ def test_the_backward_of_rms_norm_as_a_gpu_calls_it(dtype: torch.dtype, mask: tu
     tolerance = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float64: 1e-9}[dtype]
     for mine, theirs in zip(backward(grad, x, inverse, weight), expected, strict=True):
         torch.testing.assert_close(mine, theirs.to(dtype), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_indices_of_calls_are_not_looked_at_before(again: bool) -> None:
+    """A call asserts that its indices are right; who else reads by them still does so itself."""
+    x, source, index = torch.randn(6, 5), torch.randn(6, 5), torch.randint(0, 6, (6, 5))
+
+    def reduced(x: Tensor, index: Tensor, source: Tensor) -> tuple[Tensor, ...]:
+        return x.scatter_reduce(0, index, source, "amax"), *([x.gather(0, index)] if again else [])
+
+    program = lower(graph_of(reduced, [x, index, source])[0], machine=HOPPER)
+    calls = [str(definition.op) for definition in program.definitions if isinstance(definition, Extern)]
+    assert "aten.scatter_reduce.two" in calls and len(calls) == 1 + again, calls

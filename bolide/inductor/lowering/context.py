@@ -513,17 +513,23 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> object:
             return ctx.compute(*ctx.out, lambda coords: sc.const(0, meta.dtype))
         args, kwargs = _given((node.args, node.kwargs), ctx.values.__getitem__)
         if target in TAKE_SIZES or not _has_sized_number(target, args, kwargs):
-            before = len(ctx.definitions)
+            if ctx.machine.device == "cpu":
+                result = LOWERINGS[target](ctx, *args, **kwargs)
+                return ctx.extern() if result is EXTERN else result
+            before, checked, copies = len(ctx.definitions), set(ctx.checked), dict(ctx.copies)
             result = LOWERINGS[target](ctx, *args, **kwargs)
-            if result is not EXTERN and (ctx.machine.device == "cpu" or _on_gpu(ctx.definitions[before:])):
+            if result is not EXTERN and _on_gpu(ctx.definitions[before:]):
                 return result
+            if result is not EXTERN:  # with its checks of indices: a call makes its own
+                del ctx.definitions[before:]
+                ctx.checked, ctx.copies = checked, copies
     return ctx.extern()
 
 
 def _on_gpu(definitions: Sequence[Definition]) -> bool:
-    """Whether a GPU has all operations of these definitions, and runs them side by side. (If not, they are left without
-    readers.) Scatters whose points may meet are libraries' there, but for sums in any order, and with
-    `use_deterministic_algorithms` these and scans as well: eager refuses some of them."""
+    """Whether a GPU has all operations of these definitions, and runs them side by side. Scatters whose points may meet
+    are libraries' there, but for sums in any order, and with `use_deterministic_algorithms` these and scans as well:
+    eager refuses some of them."""
     from bolide.inductor.codegen.cuda.operations import supported
 
     deterministic = torch.are_deterministic_algorithms_enabled()
