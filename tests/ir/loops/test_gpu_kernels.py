@@ -417,6 +417,21 @@ def test_a_result_in_the_memory_of_an_operand(team: int) -> None:
     torch.testing.assert_close(memory.view(3, n), x.sum(1, keepdim=True).expand(3, n))
 
 
+@pytest.mark.parametrize("dtype", [f32, bf16, i64], ids=str)
+def test_neighbours_that_read_by_quotients_and_rests(dtype: torch.dtype) -> None:
+    """Where a thread takes several: of divisors that divide their number or do not, wherever the first one is."""
+    n = 96
+    for divisor in (2, 3, 4, 8):
+        shift, other = (int(torch.randint(-20, 20, ())) for _ in range(2))
+        i, j = var("i", 3), var("j", n)
+        quotient, rest = (j + 24 + shift) // divisor, (j + i * 8 + 24 + other) % divisor
+        stores = [store(name, i * n + j, load("x", at, dtype)) for name, at in (("y", i * 64 + quotient), ("z", rest))]
+        params = (param("y", 3 * n, dtype, "out"), param("z", 3 * n, dtype, "out"), param("x", 256, dtype))
+        kernel = made(params, grid("i", 3, grid("j", n, *stores, kind="vector")))
+        y, z = (torch.zeros(3 * n, dtype=dtype) for _ in range(2))
+        check(kernel, {"y": y, "z": z, "x": torch.randint(-9, 9, (256,)).to(dtype)})
+
+
 OF_BITS = "and or xor not shl shr"
 OF_INTEGERS = f"{OF_BITS} neg abs sign add sub mul floordiv truncdiv mod fmod min max eq ne lt le gt ge where"
 

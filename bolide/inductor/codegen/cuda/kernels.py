@@ -140,6 +140,25 @@ class ThreadValues(FunctionValues):
     def argument(self, position: int, kind: str) -> Value:
         return Value(self.b, f"%a{position}", kind, 1)
 
+    def lane_atom(self, atom: Atom, kind: str) -> Value:
+        """Quotients and rests of neighbouring places of which the first is a multiple of the divisor are those of the
+        first one and numbers that are known."""
+        if atom.kind not in ("//", "%") or self.vector is None:
+            return super().lane_atom(atom, kind)
+        whole, divisor = atom.args
+        step, rest = whole.coefficient(self.vector), whole.offset
+        one_by_one = step is not None and step.is_const and step.value == 1 and divisor.is_const
+        if not one_by_one or self.varying & whole.free_vars != {self.vector} or divisor.value <= 0:
+            return super().lane_atom(atom, kind)
+        if multiple_of(whole - rest, {self.vector: self.lanes}) % divisor.value:
+            return super().lane_atom(atom, kind)
+        known = [divmod(lane + rest, divisor.value)[atom.kind == "%"] for lane in range(self.lanes)]
+        lanes = Value(self.b, "<" + ", ".join([f"{kind} {number}" for number in known]) + ">", kind, self.lanes)
+        if atom.kind == "%":
+            return lanes
+        first = self.scalar((whole - rest) // divisor)
+        return self.wide(first if kind == "i64" else self.b.convert("trunc", first, kind)) + lanes
+
     def atom(self, atom: Atom) -> Value:
         """Divisions take 32 bits where these are enough: of 64 bits, they are long functions."""
         if atom.kind not in ("//", "%") or not all(fits(arg.terms, arg.offset) for arg in atom.args):
