@@ -276,6 +276,10 @@ def _erf_plus_1(dtype: torch.dtype, x: Value) -> Value:
     return math32.erf_plus_1(x) if dtype == torch.float32 else elementary("erf", x) + 1.0
 
 
+def _exp_term(dtype: torch.dtype, x: Value) -> Value:
+    return math32.exp_term(x) if dtype == torch.float32 else elementary("exp", x)
+
+
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
@@ -291,6 +295,7 @@ def _rounding(name: str) -> Callable[..., Value]:
 INSTRUCTIONS: dict[str, Callable[..., Value]] = {
     **{op: partial(_function, op) for op in ELEMENTARY},
     "erf_plus_1": _erf_plus_1,
+    "exp_term": _exp_term,
     "where": lambda dtype, condition, yes, no: condition.b.select(condition, yes, no),
     "bits": lambda dtype, x: x.b.bitcast(x, "i32"),
     "neg": lambda dtype, x: -x,

@@ -69,6 +69,9 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "philox_normal": ScalarOp(1, result="own", work=40, instructions=150),
     **ELEMENTARY_OPS,
     "erf_plus_1": ScalarOp(1, _erf_plus_1, of_floats=True, work=12, instructions=20),
+    # e^x for x <= 0, of which an error of |x| roundings is none: of a term of a sum that has a term 1, or rounded to 16
+    # bits
+    "exp_term": ScalarOp(1, torch.exp, of_floats=True, work=12, instructions=20),
     "recip": ScalarOp(1, torch.reciprocal, of_floats=True, work=4, instructions=4),
     **_ops("neg abs sign floor ceil round trunc", 1),
     "not": ScalarOp(1, torch.bitwise_not),

@@ -18,6 +18,7 @@ from bolide.inductor.ir.definitions import (
     Program,
     Scatter,
     WriteBack,
+    axis_var,
     volume,
 )
 from bolide.inductor.ir.loops import Node
@@ -32,6 +33,7 @@ from bolide.inductor.ir.walks import (
     reads,
     rewriter,
     roots_of,
+    substitute,
     substituted_arg,
     viewed,
     with_roots,
@@ -81,7 +83,10 @@ def _round(program: Program, inlined: dict[str, Computed], machine: Machine, tim
         if isinstance(definition, (Computed, Scatter)):
             definition = _with_inlined(definition, inlined, values)
             if isinstance(definition, Computed):
-                definition = known[definition.name] = of_one_term(definition, known, values)
+                definition = of_one_term(definition, known, values)
+                if machine.device == "cuda":
+                    definition = of_shares(definition, known)
+                known[definition.name] = definition
             given = readers.get(definition.name, [])
             free = definition.name not in fixed
             if free and isinstance(definition, Computed) and _worth(definition, given, machine, times):
@@ -255,6 +260,27 @@ def of_one_term(definition: Computed, known: Mapping[str, Computed], values: Inl
     for dtype in reversed(casts):
         value = Node.make("cast", dtype, (value,))
     return replace(definition, value=value, reduce_op=None, reduce_axes=())
+
+
+def of_shares(definition: Computed, known: Mapping[str, Computed]) -> Computed:
+    """A sum of e^(v - m), where m is the largest v, with terms that are as exact as the sum needs (`exp_term`): one is
+    1, and of e^x an error of |x| roundings is less than one of 1."""
+    value = definition.value
+    if definition.reduce_op != "sum" or value.op != "exp" or value.src[0].op != "sub":
+        return definition
+    term, top = value.src[0].src
+    if top.op != "load" or top.src or top.arg.buffer not in known:
+        return definition
+    largest = known[top.arg.buffer]
+    if largest.reduce_op != "max" or len(largest.reduce_axes) != len(definition.reduce_axes):
+        return definition
+    if any(mine[1] is not other[1] for mine, other in zip(largest.reduce_axes, definition.reduce_axes)):
+        return definition
+    place = dict(zip(largest.axes, top.arg.coords))
+    place |= {mine[0]: axis_var(*other) for mine, other in zip(largest.reduce_axes, definition.reduce_axes)}
+    if substitute(place)(largest.value) is not term:
+        return definition
+    return replace(definition, value=Node.make("exp_term", value.dtype, value.src))
 
 
 def _looked_into(value: Node, known: Mapping[str, Computed], values: Inlined) -> Node | None:

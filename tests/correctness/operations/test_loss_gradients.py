@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import random
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "gpu"))
+import gpu_emulated
+from plan_tools import plans
+
 import bolide
 from bolide.inductor import CompiledGraph
 from bolide.inductor.ir.loops import Update
-from bolide.inductor.ir.walks import statements
+from bolide.inductor.ir.walks import nodes_below, roots_in, statements
 from bolide.support import events
 
 
@@ -87,3 +94,33 @@ def test_a_log_softmax_that_is_given_back_is_as_in_eager() -> None:
         torch.testing.assert_close(grad, torch.autograd.grad(both(x).sum(), x)[0])
     x = torch.full((2, 3), -torch.inf, requires_grad=True)
     torch.testing.assert_close(bolide.compile(F.log_softmax)(x, 1), F.log_softmax(x, 1), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_of_shares_on_a_gpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Of a difference to the row's own largest number only is e^x a quick one; results are as exact as eager's."""
+    gpu_emulated.emulate(monkeypatch.setattr)
+    torch.manual_seed(seed)
+    x = (torch.randn(5, 90) * 20).to(dtype)
+    other = torch.randn(5, 90).to(dtype)
+
+    def own(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return (x.float() - x.float().amax(1, True)).exp().sum(1)
+
+    def strange(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return (x.float() - other.float().amax(1, True)).clamp(max=80).exp().sum(1) + (
+            other.float() - x.float().amax(1, True)
+        ).exp().sum(1)
+
+    for function, is_quick in ((own, True), (strange, False)):
+        bolide.reset()
+        with plans() as found:
+            result = bolide.compile(function)(x, other)
+        torch.testing.assert_close(result.double(), function(x, other).double(), rtol=2e-6, atol=0.0)
+        values = [node.op for k in found[0].plan.kernels for node in nodes_below(roots_in(k.body))]
+        assert ("exp_term" in values) is is_quick
+    bolide.reset()
+    loose = {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    for softmax in (lambda x: x.softmax(1), lambda x: x.log_softmax(1), lambda x: x.logsumexp(1)):
+        torch.testing.assert_close(bolide.compile(softmax)(x), softmax(x), **loose)
+    bolide.reset()

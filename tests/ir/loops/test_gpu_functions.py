@@ -23,7 +23,7 @@ from gpu_emulator import named_here
 
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.functions import DOUBLE, FLOAT, inline_function
-from bolide.inductor.codegen.math32 import erf_plus_1
+from bolide.inductor.codegen.math32 import erf_plus_1, exp_term
 from bolide.inductor.codegen.math_calls import MATH_CALLS
 from bolide.inductor.machine import HOPPER, Target, host_target
 from bolide.support.engine import load
@@ -63,7 +63,8 @@ SPECIAL = (
 
 def text_of(op: str, kind: str, entry: str, target: Target) -> str:
     """A function that applies `op` to the elements of arrays, in LLVM's text."""
-    function = erf_plus_1 if op == "erf_plus_1" else inline_function(op, kind)
+    own = {"erf_plus_1": erf_plus_1, "exp_term": exp_term}
+    function = own[op] if op in own else inline_function(op, kind)
     assert function is not None
     declarations: dict[str, str] = {}
     b = Builder(declarations, target)
@@ -245,3 +246,13 @@ if __name__ == "__main__":
                 print(kind, op, f"{check(op, kind, operands(op, kind), 99):.3f}", flush=True)
             except AssertionError as error:
                 print(kind, op, error, flush=True)
+
+
+def test_terms_of_softmax() -> None:
+    """e^x for x <= 0, within 1.25 |x| + 3 roundings; 0 at minus infinity, NaN of NaN."""
+    x = -torch.cat([torch.rand(4000) * 87, torch.logspace(-30, 1.9, 500), torch.zeros(1)])
+    y, exact = compiled("exp_term", "float")(x), torch.exp(x.double())
+    error = ((y.double() - exact) / exact).abs() / ((1.25 * x.double().abs() + 3) * 2.0**-24)
+    assert float(error.max()) <= 1, f"seed {SEED}: {x[int(error.argmax())].item()!r}"
+    ends = compiled("exp_term", "float")(torch.tensor([-math.inf, -1000.0, math.nan]))
+    assert ends[:2].eq(0).all() and ends[2].isnan()
