@@ -8,13 +8,14 @@ import json
 import re
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from bolide.dynamo.program.captured import Captured, ClassAttribute, Guard, Replay, Source
 from bolide.dynamo.program.kinds import MISSING, PLAIN
+from bolide.dynamo.world.outside import items_in_order, items_of
 from bolide.functorch.compilers import Passing
 from bolide.functorch.runtime.program import Compiled, Program
 from bolide.inductor.compiled_graph import CompiledGraph
@@ -135,7 +136,7 @@ def _meet(namer: Namer, guards: Sequence[Guard], replay: Replay) -> None:
 def _guards(writer: Writer, guards: Sequence[Guard]) -> list[Value]:
     rows = []
     references: dict[int, Source] = {}
-    for guard in guards:
+    for guard in _without_order(guards):
         if guard.kind == "is" and type(guard.expected) is weakref.ReferenceType:
             guard = _of_reference(guard, references)
         source = None if guard.source is None else writer.source(guard.source)
@@ -148,6 +149,25 @@ def _guards(writer: Writer, guards: Sequence[Guard]) -> list[Value]:
         rows.append([source, kind, expected, where])
     apart = tuple(references.values())
     return [*rows, *([[None, "distinct", writer.value(apart), None]] if len(apart) > 1 else ())]
+
+
+def _without_order(guards: Sequence[Guard]) -> Iterator[Guard]:
+    """The guards, where those of what is in a set do not ask for its order, which is another one in each process:
+    nothing is kept of a program that goes through a set, but for one of numbers."""
+    sets = {guard.source for guard in guards if guard.kind == "type" and guard.expected is set}
+    for guard in guards:
+        source, expected = guard.source, guard.expected
+        if guard.kind == "equals" and source is not None and source.base in sets and source.obj is items_of:
+            source = source.base
+        elif guard.kind != "equals" or type(expected) is not frozenset:
+            source = None
+        if source is None or all(type(item) is int for item in expected):  # type: ignore[union-attr]
+            yield guard
+            continue
+        if type(expected) is frozenset:
+            yield replace(guard, kind="type", expected=frozenset)
+        ordered = Source("apply", source, (), items_in_order)
+        yield replace(guard, source=ordered, expected=items_in_order(expected))
 
 
 def _of_reference(guard: Guard, known: dict[int, Source]) -> Guard:

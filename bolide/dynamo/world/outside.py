@@ -443,6 +443,11 @@ def items_of(real: object) -> list[object]:
     return list(base.__iter__(real))
 
 
+def items_in_order(real: Any) -> list[object]:
+    """What is in a set or a frozenset of constants, in an order that is the same in every process."""
+    return sorted(items_of(real), key=repr)
+
+
 def limit_of(real: collections.deque[object]) -> int | None:
     """How many items a deque may have, whatever a subclass has under that name."""
     limit: int | None = vars(collections.deque)["maxlen"].__get__(real)

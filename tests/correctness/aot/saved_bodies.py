@@ -335,6 +335,17 @@ def _with_cached_property() -> Callable[[torch.Tensor], torch.Tensor]:
     return function
 
 
+NAMES = {"sin", "cos", "exp", "tanh", "sigmoid"}
+FROZEN = frozenset(NAMES)
+
+
+def with_set(x: torch.Tensor) -> torch.Tensor:
+    """Asks a set, and sorts it: its order is another one in each process."""
+    for name in sorted(NAMES):
+        x = getattr(x, name)()
+    return x * len(NAMES) if "cos" in FROZEN else x
+
+
 def warning(x: torch.Tensor) -> torch.Tensor:
     warnings.warn("of the line that calls", FutureWarning, stacklevel=1)
     return x + 1
@@ -388,5 +399,6 @@ BODIES: dict[str, Callable[[torch.Tensor], Any] | type[nn.Module]] = {
     "table of a library": divergence,
     "cached property": _with_cached_property(),
     "warning": warning,
+    "set": with_set,
     "operator of the program's": through_operator,
 }

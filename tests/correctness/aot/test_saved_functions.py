@@ -61,6 +61,7 @@ def process(folder: Path, variant: str, **env: str) -> Told:
         "BOLIDE_FORCE_DISABLE_CACHES": "0",
         "PYTHONPATH": f"{ROOT}:{folder}",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": str(len(variant)),  # sets of texts have another order in each process
     }
     done = subprocess.run(
         command, env={**os.environ, **settings, **env}, cwd=ROOT, capture_output=True, text=True, check=False
