@@ -199,7 +199,7 @@ def _compile_training(trace: Trace, signature: Signature, request: Request) -> t
         events.emit(events.Stage(request.name, "freeze", 0.0, {"refused": reason}))
     behind = {id(leaf) for leaf in leaves_behind(r.tensor.grad_fn for r in signature.results if r.tensor is not None)}
     apart = histories([None if r.tensor is None else r.tensor.grad_fn for r in signature.results])
-    derivable = not trace.derivation.is_own  # which the backward may set, too
+    derivable = not trace.derivation.lost  # which the backward may set, too
     joint, tape, parts = _differentiated(trace, signature, request, derivable)
     parameters = _parameters(trace)
     kept = None if tape is None else _kept_results(parts.forward, joint.inputs, tape)
@@ -285,7 +285,7 @@ def _differentiated(
         joint = finish_joint(trace, signature)
     except NotImplementedError as error:
         raise Unsupported(str(error), remedy="run it under torch.no_grad()", kind="operator") from error
-    tape = tape_of(joint, trace.constants) if derivable else None
+    tape = tape_of(joint, trace.constants, trace.derivation.functions) if derivable else None
     if not request.plain:
         split_norms(joint.graph, forward_nodes(joint), trace.shapes if trace.has_symbols else None)
     run_passes(joint.graph, request.name)

@@ -475,7 +475,7 @@ class Tracing:
         made = {id(leaf) for leaf in inner_leaves(histories, trace.leaves)}
         if any(one.kind == "leaf" and id(leaf) in made for one, leaf in zip(given, flat)):
             raise Unsupported("a result is a leaf of the history of another one", kind="new_leaf")
-        trace.derivation.is_own |= has_functions(histories)
+        trace.derivation.lost |= has_functions(histories)
         compiler = functools.partial(_compiled_by, request, len(trace.sizes), handles)
         switched = not torch.is_grad_enabled() and (
             any(base.grad_fn is not None and not trace.is_input(base) for base in map(_base, outputs))

@@ -121,7 +121,7 @@ class Wrappers:
             parts = [part.detach() for part in apart.parts] if apart.derived else apart.parts
             wrapper = put_together(form, iter(parts), unflatten)
             if apart.derived or apart.ends:
-                self.derivation.is_own = True
+                self.derivation.lost = True
                 wrapper = given(wrapper, form, apart.parts if apart.derived else apart.ends)
             wrapper._is_param = apart.is_parameter
             self.made[apart.place] = wrapper
@@ -147,7 +147,7 @@ class Wrappers:
         if derived and (leaf.is_leaf or not all(map(_has_gradient, plain_parts(leaf)))):
             reason = f"a {form.cls.__name__} that was made inside the function and requires grad leaves it"
             raise Unsupported(reason, remedy="return what it is made of", kind="new_leaf")
-        self.derivation.is_own |= derived
+        self.derivation.lost |= derived
         parts = [*opened(leaf, form)] if derived else plain_parts(leaf)
         return Apart(-1, without_numbers(form), False, derived, numbers(form), parts, [])
 

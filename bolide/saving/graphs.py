@@ -15,6 +15,7 @@ from bolide.saving.contents import CannotSave, Value
 from bolide.saving.operators import content_of_operator
 from bolide.saving.values import Reader, Writer, packed_tensor, unpacked_tensor
 from bolide.tracing.called.branches import Branches, Repetition, Steps, Unwinding
+from bolide.tracing.called.derivatives import Application
 from bolide.tracing.graph import Graph, Handle, enter, graph_module, lookup
 from bolide.tracing.operations.writes import ON_COPIES, operator_in
 
@@ -177,7 +178,16 @@ def _pack_tape(tape: Tape, writer: Writer) -> dict[str, Value]:
         "kept": [places[node] for node in tape.kept],
         "names": tape.names,
         "read": tape.read,
+        "functions": [_pack_application(each, places, writer) for each in tape.functions],
     }
+
+
+_PARTS = ("inputs", "outputs", "single", "derived", "saved", "attributes", "materializes")
+
+
+def _pack_application(called: Application, places: Mapping[fx.Node, int], writer: Writer) -> list[Value]:
+    packed = [_pack(getattr(called, name), places, writer) for name in _PARTS]
+    return [writer.value(called.function), *packed]
 
 
 def _unpack_tape(data: Mapping[str, Value], reader: Reader, constants: dict[str, torch.Tensor]) -> Tape:
@@ -185,4 +195,8 @@ def _unpack_tape(data: Mapping[str, Value], reader: Reader, constants: dict[str,
     steps = [Step(node, node.target, node.args, node.kwargs) for node in nodes[data["inputs"] :]]
     wanted = _unpack(data["wanted"], nodes, reader)
     kept = [nodes[place] for place in data["kept"]]
-    return Tape(nodes[: data["inputs"]], constants, steps, wanted, kept, data["names"], data["read"])
+    functions = [
+        Application(reader.value(function), *[_unpack(part, nodes, reader) for part in parts])
+        for function, *parts in data["functions"]
+    ]
+    return Tape(nodes[: data["inputs"]], constants, steps, wanted, kept, data["names"], data["read"], functions)

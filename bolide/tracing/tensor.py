@@ -89,7 +89,8 @@ class Derivation:
     - `formulas`: the names of the derivatives, written in Python, of operators that are called
     - `opaque`: derivatives that cannot be recorded, and why (see `called.derivatives`)
     - `for_real`: those that cannot be called in the backward either
-    - `is_own`: a backward of the program's own (a Function, a hook) is no derivative
+    - `own`: an `autograd.Function` of the program's is called; `functions`: how they are called again
+    - `lost`: a backward of the program's own (a hook, a Function that is not among these) is no derivative
     - `hooked`: nodes of autograd's graph that hooks of the program's are on
     - `spent`: nodes whose saved values the program has released
     """
@@ -99,9 +100,16 @@ class Derivation:
     formulas: set[str] = field(default_factory=set)
     opaque: dict[object, str] = field(default_factory=dict)
     for_real: dict[object, str] = field(default_factory=dict)
-    is_own: bool = False
+    own: bool = False
+    functions: list[Any] = field(default_factory=list)
+    lost: bool = False
     hooked: set[object] = field(default_factory=set)
     spent: set[object] = field(default_factory=set)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether code of the program's own derives."""
+        return self.own or self.lost
 
 
 class Recording(Protocol):

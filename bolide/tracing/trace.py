@@ -59,7 +59,7 @@ class Trace(Recorder):
         for output in found_in(result, TracedTensor):
             if any(output is tensor for tensor in given):
                 # written, and what it was made of goes on as if it were not
-                self.derivation.is_own |= output.requires_grad
+                self.derivation.lost |= output.requires_grad
             elif any(output.group is tensor.group for tensor in given):
                 output.cut = True
         return result

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from bolide.dynamo.library.handlers import answers, by_polyfill, refuse
 from bolide.dynamo.machine.attributes import load_attribute
@@ -16,6 +17,9 @@ from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.polyfills import torch_functions
 from bolide.dynamo.state import CALLBACK, own_mark, state
 from bolide.support.errors import Unsupported, UserFrame
+from bolide.tracing import TracedTensor, modes
+from bolide.tracing.called.derivatives import application
+from bolide.tracing.meta import found_in
 from bolide.tracing.recording.recorder import LateWrite
 
 # The methods of an autograd.Function that torch calls, each as a static method.
@@ -45,15 +49,45 @@ def _apply(vm: Machine, function: Any, *values: Any, **kwargs: Any) -> object:
     interpreted = _INTERPRETED.of(vm).get(function)
     if interpreted is None:
         interpreted = _INTERPRETED.of(vm)[function] = _interpreted(vm, function, key)
-    vm.trace.where, vm.trace.derivation.is_own = vm.where(), True
+    vm.trace.where, vm.trace.derivation.own = vm.where(), True
+    apply = functools.partial(_noted, vm, function, values, functools.partial(interpreted.apply, *values, **kwargs))
     recorder = vm.recorder
     if recorder is None:
-        return interpreted.apply(*values, **kwargs)
+        return apply()
     before = effects_so_far(vm)
-    result = recorder.as_one(_caller(function), values, functools.partial(interpreted.apply, *values, **kwargs))
+    result = recorder.as_one(_caller(function), values, apply)
     if kwargs or effects_so_far(vm) != before or id(function.forward) in vm.own_functions:
         recorder.refusal = "an autograd.Function that a graph cannot call"
     return result
+
+
+_BARE: Slot[set[int]] = Slot(set)  # contexts, by id, to which missing gradients are None
+
+
+def _noted(vm: Machine, function: Any, values: Sequence[object], apply: functools.partial[object]) -> object:
+    """What a call answers; a note of how it is done again, if its gradients are derived themselves."""
+    trace = vm.trace
+    last = trace.graph._root._prev
+    written = [(value.group, value.group.version) for value in values if isinstance(value, TracedTensor)]
+    result = apply()
+    histories = [output.grad_fn for output in found_in(result, TracedTensor) if output.has_history]
+    if not histories or state.stage == "backend":
+        return result
+    plain = not apply.keywords and id(function.backward) not in vm.own_functions and modes.saved_tensor_hooks() is None
+    same = plain and all(group.version == version for group, version in written)
+    known = application(trace, function, values, result, last) if same else None
+    if known is None:
+        trace.derivation.lost = True
+    else:
+        known.materializes = id(histories[0]) not in _BARE.of(vm)
+        trace.derivation.functions.append(known)
+    return result
+
+
+@answers(FunctionCtx.set_materialize_grads)
+def _set_materialize_grads(vm: Machine, context: FunctionCtx, value: bool) -> None:
+    context.materialize_grads = value
+    (_BARE.of(vm).discard if value else _BARE.of(vm).add)(id(context))
 
 
 _FLAGS = ("boxed_grads_call", "clear_saved_tensors_on_access")

@@ -57,7 +57,7 @@ def _register_hook(vm: Machine, tensor: Any, hook: Any) -> object:
         return _register(vm, torch.Tensor.register_hook, tensor, hook)
     refuse_for_real(vm, here(vm), "inner_gradient")
     vm.trace.where = vm.where()
-    vm.trace.derivation.is_own = True
+    vm.trace.derivation.lost = True
     vm.trace.derivation.hooked.add(tensor.grad_fn)
     run = later(vm, hook, "a hook of a tensor", here(vm))
     recorder = vm.recorder
@@ -204,7 +204,7 @@ def _register_on_node(function: object, name: str, vm: Machine, args: Args, kwar
         why = "a hook is put on a node of the history outside"
         raise vm.unsupported(why, "tensor_method", "put it on the tensor", f"Node.{name}")
     vm.trace.where = vm.where()
-    vm.trace.functional_only, vm.trace.derivation.is_own = "a node of the history has a hook", True
+    vm.trace.functional_only, vm.trace.derivation.lost = "a node of the history has a hook", True
     vm.trace.derivation.hooked.add(node)
     return getattr(node, name)(later(vm, hook, f"Node.{name}"))
 
@@ -212,7 +212,7 @@ def _register_on_node(function: object, name: str, vm: Machine, args: Args, kwar
 @answers(BackwardHook, recorded=True)
 def _backward_hook(vm: Machine, module: object, *hooks: list[Any]) -> BackwardHook:
     """What calls the backward hooks of a module; it puts itself on nodes of the history, natively."""
-    vm.trace.functional_only, vm.trace.derivation.is_own = "a module has a backward hook", True
+    vm.trace.functional_only, vm.trace.derivation.lost = "a module has a backward hook", True
     name = "a backward hook of a module"
     key = Watch(module.real) if type(module) is Outside else None
     return BackwardHook(module, *([later(vm, hook, name, key) for hook in called] for called in hooks))

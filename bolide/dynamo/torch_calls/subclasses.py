@@ -114,7 +114,7 @@ def _make_wrapper(vm: Machine, cls: type, *others: Any, **options: Any) -> objec
     (cls,) = as_program_sees([cls])
     if not is_wrapper(cls):
         raise _refused(vm, cls, "does not say what it is made of, or inherits how it computes")
-    vm.world.trace.functional_only, vm.world.trace.derivation.is_own = "a subclass of Tensor computes", True
+    vm.world.trace.functional_only, vm.world.trace.derivation.lost = "a subclass of Tensor computes", True
     return torch.Tensor._make_wrapper_subclass(_stand_in(vm, cls), *others, **options)
 
 

@@ -136,7 +136,7 @@ class _Whole:
             for tensor in tensors
             if with_gradients and tensor.has_history and (one is None or tensor is flat[one])
         ]
-        trace.derivation.is_own |= has_functions([tensor.grad_fn for tensor in roots])
+        trace.derivation.lost |= has_functions([tensor.grad_fn for tensor in roots])
         shown = [Result(tensor.node, tensor.meta, next((r for r in roots if r is tensor), None)) for tensor in tensors]
         signature = Signature((), tuple(shown), tuple([InputWrite(at, None) for at in writes]))
         if not roots:

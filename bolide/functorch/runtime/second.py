@@ -36,12 +36,13 @@ from bolide.support.garbage import collector_paused
 from bolide.symbolic import Cond, Size, as_expr
 from bolide.tracing import TensorMeta, Trace, TracedTensor
 from bolide.tracing.called.branches import call_again
-from bolide.tracing.called.derivatives import check_phases
+from bolide.tracing.called.derivatives import Application, check_phases
 from bolide.tracing.graph import closure
 from bolide.tracing.traits import traits_of
 
 Gradients = tuple[torch.Tensor | None, ...]
-SecondOrder = Callable[[Sequence[Any], Sequence[torch.Tensor], Tangents], Gradients | None]
+Values = Sequence[Any]
+SecondOrder = Callable[[Values, Sequence[torch.Tensor], Tangents], Gradients | None]
 """Takes the forward's inputs (with their history), what it has kept (see `Tape`), and the tangents of its
 results; gives one differentiable gradient for each input, or None when it cannot."""
 
@@ -61,7 +62,8 @@ class Tape(NamedTuple):
     """How the results `wanted` of a program are computed from the `inputs` and `constants`, in order, as it was
     recorded. `kept`: what is not computed again but kept from the forward: random numbers, and values that no
     derivative goes through made of inputs that the program writes to; `names`: by which optimised graphs know them, or
-    what they are copies of. `read`: the positions of the tensors among the inputs that it reads."""
+    what they are copies of. `read`: the positions of the tensors among the inputs that it reads. `functions`: calls of
+    the program's own `autograd.Function`s, to be done again when all that they take is known: in eager only."""
 
     inputs: list[fx.Node]
     constants: dict[str, torch.Tensor]
@@ -70,17 +72,22 @@ class Tape(NamedTuple):
     kept: list[fx.Node]
     names: list[list[str]]
     read: list[int]
+    functions: list[Application]
 
-    def replay(self, trace: Trace | None, inputs: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
+    def replay(self, trace: Trace | None, inputs: Values, kept: Values) -> Values:
         """The results for real inputs, or for those of a trace, without the program's effects on the inputs."""
         known: dict[fx.Node, Any] = dict(zip(self.inputs, inputs, strict=True))
         known |= zip(self.kept, kept, strict=True)
-        for node, target, args, kwargs in self.steps:
+        places = {node: place for place, (node, *_) in enumerate(self.steps)}
+        due = {max(places.get(node, 0) for node in each.operands): each for each in self.functions}
+        for place, (node, target, args, kwargs) in enumerate(self.steps):
             if node not in known:
                 given = fx.map_arg(args, known.get), fx.map_arg(kwargs, known.get)
                 known[node] = (
                     self.constants[str(target)] if node.op == "get_attr" else _called(trace, node, target, *given)
                 )
+            if place in due:
+                due[place].again(known)
         return [known[node] for node in self.wanted]
 
     def numbers(self) -> dict[str, int]:
@@ -104,19 +111,33 @@ def _called(trace: Trace | None, node: fx.Node, target: Any, args: Any, kwargs: 
     return call_again(trace, target, args, kwargs, node.meta.get("cut"))
 
 
-def tape_of(joint: Joint, constants: dict[str, torch.Tensor]) -> Tape:
-    """The forward of a joint graph that no pass has changed yet."""
+def tape_of(joint: Joint, constants: dict[str, torch.Tensor], functions: Sequence[Application]) -> Tape | None:
+    """The forward of a joint graph that no pass has changed yet; None where a result of one of the `functions` is no
+    more what it was."""
+    if any(group.version != version for each in functions for group, version in each.shared):
+        return None
+    applied = {node: each for each in functions for node in each.outputs}
     wanted = list(results(joint.graph)[: joint.outputs])
     inputs = placeholders(joint.graph)[: joint.inputs]
     lost = closure([inputs[place] for place in joint.written], _readers)
     apart = {node for node in lost if node.op == "call_function" and node.meta.get("cut") and is_tensor(node)}
     kept = apart.union(filter(_is_drawn, joint.graph.nodes))
-    needed = closure(argument_nodes(wanted), lambda node: () if node in kept else _read_by(node))
+
+    def reads(node: fx.Node) -> list[fx.Node]:
+        function = applied.get(node)
+        read = [] if node in kept else _read_by(node)
+        return read if function is None else [*read, *function.operands]
+
+    needed = closure(argument_nodes(wanted), reads)
     order = [node for node in joint.graph.nodes if node in needed]
     steps = [Step(node, node.target, _read_of(node), node.kwargs) for node in order if node.op != "placeholder"]
     read = [at for at, node in enumerate(inputs) if node in needed and is_tensor(node)]
     known = [node for node in order if node in kept]
-    return Tape(inputs, constants, steps, wanted, known, [list(_names(node)) for node in known], read)
+    names = [list(_names(node)) for node in known]
+    again = [each for each in functions if not needed.isdisjoint(each.operands)]
+    if not all({*order}.issuperset(each.operands) for each in again):
+        return None
+    return Tape(inputs, constants, steps, wanted, known, names, read, again)
 
 
 def _names(node: fx.Node) -> Iterator[str]:
@@ -173,7 +194,7 @@ class Made(NamedTuple):
     symbols: dict[str, int]
     guards: tuple[Cond, ...]
 
-    def fits(self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
+    def fits(self, inputs: Values, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether they serve these arguments."""
         values = {name: inputs[at] for name, at in self.symbols.items()}
         if any(inputs[at] != value for at, value in self.fixed.items()):
@@ -185,8 +206,9 @@ class Made(NamedTuple):
 
 
 def second_order(tape: Tape, compile_trace: Compile, *, data: bool = False) -> SecondOrder:
-    """The differentiable backward of a program; with sizes that are `data` it is replayed in eager."""
-    return partial(in_eager, tape) if data else _Versions(tape, compile_trace).gradients
+    """The differentiable backward of a program; with sizes that are `data`, and with code of the program's own, it is
+    replayed in eager."""
+    return partial(in_eager, tape) if data or tape.functions else _Versions(tape, compile_trace).gradients
 
 
 class _Versions:
@@ -198,7 +220,7 @@ class _Versions:
         self.numbers = tape.numbers()
         self.known: dict[object, list[Made] | None] = {}
 
-    def gradients(self, inputs: Sequence[Any], kept: Sequence[torch.Tensor], tangents: Tangents) -> Gradients | None:
+    def gradients(self, inputs: Values, kept: Sequence[torch.Tensor], tangents: Tangents) -> Gradients | None:
         sizes = {*self.numbers.values()}
         key = tuple([_kind(value) for at, value in enumerate((*inputs, *tangents)) if at not in sizes])
         versions = self.known.setdefault(key, [])
@@ -217,7 +239,7 @@ class _Versions:
         computed = dict(zip(made.places, found, strict=True))
         return tuple([computed.get(place) for place in range(len(inputs))])
 
-    def _made(self, inputs: Sequence[Any], kept: Sequence[torch.Tensor], tangents: Tangents) -> Made | None:
+    def _made(self, inputs: Values, kept: Sequence[torch.Tensor], tangents: Tangents) -> Made | None:
         """For any sizes where that can be; None for a program that cannot be derived twice."""
         for numbers in (self.numbers, {}) if self.numbers else ({},):
             try:
@@ -227,7 +249,7 @@ class _Versions:
         return None
 
 
-def in_eager(tape: Tape, inputs: Sequence[Any], kept: Sequence[torch.Tensor], tangents: Tangents) -> Gradients | None:
+def in_eager(tape: Tape, inputs: Values, kept: Sequence[torch.Tensor], tangents: Tangents) -> Gradients | None:
     """The gradients of the program run again operation by operation, as eager computes them (differentiable in grad
     mode); None where one of the operations has no derivative."""
     roots = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
@@ -248,7 +270,7 @@ def in_eager(tape: Tape, inputs: Sequence[Any], kept: Sequence[torch.Tensor], ta
 def _compiled(
     tape: Tape,
     compile_trace: Compile,
-    inputs: Sequence[Any],
+    inputs: Values,
     kept: Sequence[torch.Tensor],
     tangents: Tangents,
     numbers: Mapping[str, int],
@@ -258,13 +280,13 @@ def _compiled(
     trace.derivation.running = True
     sizes = {name: trace.size(inputs[at], f"size{at}") for name, at in numbers.items()}
 
-    def entered(values: Sequence[Any], nodes: Sequence[Any], name: str) -> list[Any]:
+    def entered(values: Sequence[object], nodes: Sequence[fx.Node], name: str) -> Values:
         return [
             trace.input(value, f"{name}{place}", _sizes_of(node, sizes)) if isinstance(value, torch.Tensor) else value
             for place, (value, node) in enumerate(zip(values, nodes))
         ]
 
-    values, again = entered(inputs, tape.inputs, "x"), entered(kept, tape.kept, "kept")
+    values, again = [*entered(inputs, tape.inputs, "x")], entered(kept, tape.kept, "kept")
     weights = entered(tangents, tape.wanted, "tangent")
     for name, size in sizes.items():
         values[numbers[name]] = size

@@ -312,7 +312,7 @@ class Backward:
 
 _NOT_AGAIN = (
     "an input of the forward was written to or dropped since, one of its operations has no second derivative, or its "
-    "backward is the program's own (an autograd.Function or a hook)"
+    "backward is the program's own (a hook, or an autograd.Function that cannot be called again)"
 )
 
 

@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.function import BackwardCFunction, Function
+from torch.autograd.function import BackwardCFunction, Function, FunctionCtx
 from torch.utils import _pytree as pytree
 
 from bolide.support.errors import Unsupported
 from bolide.symbolic import same_sizes
 from bolide.tracing.graph import enter, lookup, operator
-from bolide.tracing.meta import TensorMeta
+from bolide.tracing.meta import TensorMeta, found_in
 from bolide.tracing.operations.kinds import GENERATED
 from bolide.tracing.rules.common import fresh, is_dense, row_major
 from bolide.tracing.rules.registry import rule
-from bolide.tracing.tensor import TracedTensor, nodes_behind, reaches
+from bolide.tracing.tensor import AliasGroup, TracedTensor, nodes_behind, reaches
 from bolide.tracing.trace import Trace
 
 
@@ -37,6 +37,149 @@ class Underivable(Unsupported):
         reason = cause.reason if isinstance(cause, Unsupported) else f"{type(cause).__name__}: {cause}"
         super().__init__(f"the derivative of {name} cannot be recorded: {reason}", operation=name, kind="operator")
         self.key = key
+
+
+# ---- Functions that are called again, to be derived twice ------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Application:
+    """A call of an `autograd.Function`. Done again, its results are those of the nodes that its forward was recorded
+    as; its backward is the program's own, called for real with what the forward has kept.
+
+    `inputs`, `outputs`: the nodes of its arguments and results, None for what is no tensor; `single`: it gives no
+    tuple; `derived`: the outputs with a history; `saved`, `attributes`: what its context holds, as `_described`;
+    `materializes`: missing gradients are zeros to it. `shared`: the storages of inputs that outputs lie in, and the
+    versions of these for which the nodes are right.
+    """
+
+    function: Any
+    inputs: list[torch.fx.Node | None]
+    outputs: list[torch.fx.Node | None]
+    single: bool
+    derived: tuple[int, ...]
+    saved: tuple[object, ...]
+    attributes: tuple[object, ...]
+    materializes: bool
+    shared: Sequence[tuple[AliasGroup, int]] = ()
+
+    @property
+    def operands(self) -> list[torch.fx.Node]:
+        """The nodes whose values it takes."""
+        return found_in((self.inputs, self.outputs, self.saved, self.attributes), torch.fx.Node)
+
+    def again(self, known: dict[torch.fx.Node, Any]) -> None:
+        """Gives its results among the `known` values of nodes the history that they have in eager."""
+
+        def forward(ctx: FunctionCtx, *args: object) -> object:
+            results = [None if node is None else known[node].detach() for node in self.outputs]
+            vars(ctx).update(_held(self.attributes, args, results, known))
+            ctx.save_for_backward(*_held(self.saved, args, results, known))
+            ctx.set_materialize_grads(self.materializes)
+            constant = [result for at, result in enumerate(results) if result is not None and at not in self.derived]
+            ctx.mark_non_differentiable(*constant)
+            return results[0] if self.single else tuple(results)
+
+        base = self.function
+        methods = {"forward": staticmethod(forward), "setup_context": staticmethod(Function.setup_context)}
+        made = type(base)(base.__name__, (base,), {"__module__": base.__module__, **methods})
+        results = made.apply(*[None if node is None else known[node] for node in self.inputs])
+        for node, result in zip(self.outputs, (results,) if self.single else results):
+            if node is not None:
+                known[node] = result
+
+
+def application(
+    trace: Trace, function: object, values: Sequence[object], result: object, last: object
+) -> Application | None:
+    """A call of `function` that has just been recorded, behind the node `last`, with these arguments and this result;
+    None if it cannot be done again."""
+    outputs: list[object] = [*result] if isinstance(result, tuple) else [result]
+    if any(isinstance(value, torch.Tensor) and type(value) is not TracedTensor for value in (*values, *outputs)):
+        return None
+    tensors = [(at, output) for at, output in enumerate(outputs) if isinstance(output, TracedTensor)]
+    derived = [(at, output) for at, output in tensors if output.grad_fn is not None]
+    made: set[torch.fx.Node] = set()
+    node = trace.graph._root._prev
+    while node is not last and node.op != "root":
+        made.add(node)
+        node = node._prev
+    nodes = [output.node for _, output in derived]
+    context: Any = derived[0][1].grad_fn
+    own = all(output.grad_fn is context for _, output in derived)
+    if len({*nodes}) < len(nodes) or not own or not made.issuperset(nodes):
+        return None  # a result is an argument, or another result
+    try:
+        describe = functools.partial(_described, trace, [*values], dict(derived))
+        held = {name: value for name, value in vars(context).items() if name != "apply"}
+        saved, attributes = describe([*context.saved_tensors]), describe(held)
+    except Unsupported:
+        return None
+    for node in nodes:
+        node.meta.pop("cut", None)
+    groups = {id(value.group) for value in values if isinstance(value, TracedTensor)}
+    return Application(
+        function,
+        [value.node if isinstance(value, TracedTensor) else None for value in values],
+        [output.node if isinstance(output, TracedTensor) else None for output in outputs],
+        not isinstance(result, tuple),
+        tuple([at for at, _ in derived]),
+        saved,
+        attributes,
+        True,
+        [(output.group, output.group.version) for _, output in tensors if id(output.group) in groups],
+    )
+
+
+def _described(
+    trace: Trace, inputs: list[object], outputs: dict[int, TracedTensor], value: object
+) -> tuple[object, ...]:
+    """What a context holds, by its kind: an input or output with its history, the node of what has none, a size, a
+    container, or a constant. Raises Unsupported for anything else."""
+    describe = functools.partial(_described, trace, inputs, outputs)
+    cls = type(value)
+    if isinstance(value, TracedTensor):
+        if not value.requires_grad:
+            return "node", value.node
+        kinds = [("output", at, tensor) for at, tensor in outputs.items()]
+        for kind, at, tensor in (*kinds, *[("input", at, tensor) for at, tensor in enumerate(inputs)]):
+            if tensor is value or (isinstance(tensor, TracedTensor) and _is_same(tensor, value)):
+                return kind, at
+    if isinstance(value, torch.SymInt):
+        return "node", trace.unwrap(value)
+    if isinstance(value, (list, tuple)) and cls in (list, tuple, torch.Size):
+        return cls.__name__.lower(), *map(describe, value)
+    if isinstance(value, dict) and all(type(key) is str for key in value):
+        return "dict", *[(key, describe(item)) for key, item in value.items()]
+    if cls in _CONSTANTS:
+        return "value", value
+    raise Unsupported(f"a context holds a {cls.__name__}", kind="operator")
+
+
+def _is_same(one: TracedTensor, other: TracedTensor) -> bool:
+    """Whether two tensors are one to autograd: it gives back others than it has saved."""
+    if one.grad_fn is None or other.grad_fn is None:
+        return one.grad_fn is other.grad_fn and one.value is other.value
+    return one.grad_fn is other.grad_fn and one.output_nr == other.output_nr
+
+
+def _held(
+    described: Any, inputs: Sequence[object], outputs: Sequence[object], known: Mapping[torch.fx.Node, object]
+) -> Any:
+    """What `_described` was given, of other values."""
+    kind, *content = described
+    if kind in ("input", "output"):
+        return (inputs if kind == "input" else outputs)[content[0]]
+    if kind == "node":
+        value = known.get(content[0], content[0])
+        return value.detach() if isinstance(value, torch.Tensor) else value
+    if kind == "dict":
+        return {key: _held(item, inputs, outputs, known) for key, item in content}
+    if kind == "value":
+        return content[0]
+    return {"list": list, "tuple": tuple, "size": torch.Size}[kind](
+        [_held(item, inputs, outputs, known) for item in content]
+    )
 
 
 # ---- while the engine runs over a trace ------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def _hook(call: Calling, tensor: TracedTensor, hook: Function) -> object:
     """The engine calls it while the backward is recorded."""
     if tensor.is_leaf:
         raise call.refused("register_hook", "an argument is given a hook", "register it outside of the function")
-    call.trace.derivation.is_own = True
+    call.trace.derivation.lost = True
     call.trace.derivation.hooked.add(tensor.grad_fn)
     return tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 

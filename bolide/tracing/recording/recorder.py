@@ -536,7 +536,7 @@ class Recorder(abc.ABC):
             base = self.restride(inverse(self, parent, base, *args, **kwargs), parent.meta["val"])
         group.base = base
         group.version += 1
-        self.derivation.is_own |= target.cut and not target.has_history
+        self.derivation.lost |= target.cut and not target.has_history
         target._node, target._seen = value, group.version
 
     def restride(self, node: Node, wanted: TensorMeta) -> Node:

@@ -93,6 +93,10 @@ def twice(x: torch.Tensor) -> torch.Tensor:
     return (x.sin() * x).sum(0)
 
 
+def own_twice(x: torch.Tensor) -> torch.Tensor:
+    return saved_bodies.with_own_gradient(x).sum(0)
+
+
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -169,13 +173,13 @@ def of_sizes(grad: bool = False) -> None:
         compared(scaled, compiled, plain(size, 8, grad=grad))
 
 
-def second_order(*sizes: int) -> None:
+def second_order(*sizes: int, program: Callable[[torch.Tensor], torch.Tensor] = twice) -> None:
     """A backward that is derived again, from its graphs."""
-    compiled = bolide.compile(twice)
+    compiled = bolide.compile(program)
     for size in sizes:
         x = torch.randn(size, 4, requires_grad=True)
         grads = []
-        for fn in (twice, compiled):
+        for fn in (program, compiled):
             (first,) = torch.autograd.grad(fn(x).sum(), x, create_graph=True)
             grads.append(torch.autograd.grad(first.pow(2).sum(), x))
         same(*grads)
@@ -326,6 +330,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "training": functools.partial(of_module, True),
     "second order": functools.partial(second_order, 3),
     "sizes, second order": functools.partial(second_order, 4, 5, 7),
+    "second order of its own": functools.partial(second_order, 4, 5, 7, program=own_twice),
     "missing gradients": functools.partial(missing_gradients, 3),
     "sizes, missing gradients": functools.partial(missing_gradients, 5, 6),
     "dropout": with_dropout,

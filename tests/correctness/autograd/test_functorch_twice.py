@@ -312,3 +312,150 @@ def test_other_sizes_are_derived_twice_by_what_is_compiled(make, shape, inside):
             torch.testing.assert_close(*found)
             assert call < 2 or not kinds
             kinds.clear()
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+class Growth(torch.autograd.Function):
+    """It saves its result, and has a number."""
+
+    @staticmethod
+    def forward(ctx, x, rate):
+        y = (x * rate).exp()
+        ctx.rate = rate
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensors
+        return ctx.rate * y * grad, None
+
+
+class Reversed(torch.autograd.Function):
+    """Its result is a view."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.shape = x.shape
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -grad.reshape(ctx.shape)
+
+
+class Gated(torch.autograd.Function):
+    """What it makes in between is constant to further derivatives, and it gives a mask."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.gate, mask = torch.sigmoid(x), x > 0
+        ctx.save_for_backward(mask)
+        return ctx.gate * x, mask
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        return grad * ctx.gate * ctx.saved_tensors[0]
+
+
+class Pair(torch.autograd.Function):
+    """Two results, of which one may be left out."""
+
+    @staticmethod
+    def forward(x, w):
+        return x * w, (x + w).sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs, output[0])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, first, second):
+        x, w, product = ctx.saved_tensors
+        to_x = 0 if first is None else first * w + product
+        to_w = 0 if first is None else first * x
+        shared = 0 if second is None else second * (x + w).cos()
+        return to_x + shared, to_w + shared
+
+
+class Sine(torch.autograd.Function):
+    """Its backward is a Function of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return SineBackward.apply(*ctx.saved_tensors, grad)
+
+
+class SineBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, grad):
+        ctx.save_for_backward(x, grad)
+        return x.cos() * grad
+
+    @staticmethod
+    def backward(ctx, tangent):
+        x, grad = ctx.saved_tensors
+        return -0.5 * x.sin() * grad * tangent, x.cos() * tangent
+
+
+OWN = {
+    "squared": lambda x, w: Squared.apply(x),
+    "growth": lambda x, w: Growth.apply(x, 0.3),
+    "reversed": lambda x, w: Reversed.apply(x),
+    "gated": lambda x, w: Gated.apply(x)[0],
+    "pair": lambda x, w: Pair.apply(x, w)[1],
+    "both": lambda x, w: sum(Pair.apply(w, x)),
+    "sine": lambda x, w: Sine.apply(x),
+    "written": lambda x, w: Squared.apply(x).mul_(2),
+    "detached": lambda x, w: (y := Squared.apply(x)) * y.detach(),
+    "turned": lambda x, w: Squared.apply(x.t())[:2].t().sum(1, keepdim=True) + x,
+    "plain": lambda x, w: torch.tanh(x) * w,
+}
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("case", range(4))
+def test_functions_of_the_programs_own_are_derived_twice(case, backend):
+    """And a third time, by their own code, in chains of some of them, for sizes that change."""
+    names = random.sample(list(OWN), 3)
+
+    def program(x, w):
+        for name in names:
+            x = OWN[name](x, w).sin()
+        return x
+
+    def derived(call, x, w):
+        found, value = [], call(x, w)
+        for _ in range(3):
+            some = torch.autograd.grad(
+                value.sum(), (x, w), create_graph=True, allow_unused=True, materialize_grads=True
+            )
+            found += some
+            value = sum(each.square().sum() for each in some)
+            if not value.requires_grad:
+                break
+        return [each.detach() for each in found]
+
+    compiled, kinds = bolide.compile(program, backend=backend, fullgraph=True), []
+    with events.subscribed(lambda e: kinds.append(e.kind) if isinstance(e, (events.Fallback, events.Break)) else None):
+        for size in random.sample(range(2, 12), 3):
+            x, w = (torch.randn(size, 4, dtype=torch.double, requires_grad=True) for _ in range(2))
+            torch.testing.assert_close(derived(compiled, x, w), derived(program, x, w))
+    assert not kinds
