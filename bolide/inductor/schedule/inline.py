@@ -240,6 +240,8 @@ def of_one_term(definition: Computed, known: Mapping[str, Computed], values: Inl
     `known`: what it may be a sum of, by name."""
     if definition.reduce_op != "sum" or definition.scan is not None or len(definition.reduce_axes) != 1:
         return definition
+    if not _selects(definition.value, known):
+        return definition
     ((axis, extent),) = definition.reduce_axes
     casts, value = [], definition.value
     while (inside := _looked_into(value, known, values)) is not None:
@@ -281,6 +283,13 @@ def of_shares(definition: Computed, known: Mapping[str, Computed]) -> Computed:
     if substitute(place)(largest.value) is not term:
         return definition
     return replace(definition, value=Node.make("exp_term", value.dtype, value.src))
+
+
+def _selects(value: Node, known: Mapping[str, Computed]) -> bool:
+    """Whether a value is, rounded or stored in between, a selection: quickly, without writing anything out."""
+    while value.op == "cast" or (value.op == "load" and not value.src and value.arg.buffer in known):
+        value = value.src[0] if value.op == "cast" else known[value.arg.buffer].value
+    return value.op == "where" and _is_zero(value.src[2])
 
 
 def _looked_into(value: Node, known: Mapping[str, Computed], values: Inlined) -> Node | None:
