@@ -14,7 +14,7 @@ from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.shapes import whole_factors, within
+from bolide.inductor.lowering.shapes import holds, whole_factors, within
 from bolide.inductor.lowering.values import Coords, Reader, TensorValue, same_layout
 from bolide.inductor.lowering.views import reshape
 from bolide.inductor.machine import Machine
@@ -65,6 +65,17 @@ class _Window(NamedTuple):
         kernel, step, padding = self.kernel[dim], self.stride[dim], self.padding[dim]
         first, offset = divmod(phase + padding, step)
         return [first - j for j in reversed(range(-(-kernel // step))) if offset + step * j < kernel]
+
+    def over(self, dim: int, place: Expr, count: Expr) -> list[tuple[Expr, Node]]:
+        """The windows, of `count`, that an element may be in, ascending, the nearest ones in their place where there
+        are none; and whether it is in them."""
+        kernel, step = self.kernel[dim], self.stride[dim]
+        last, offset = (place + self.padding[dim]) // step, (place + self.padding[dim]) % step
+        found = []
+        for back in reversed(range(-(-kernel // step))):
+            met = sc.logical_and(within(last - back, 0, count), holds(offset.lt(kernel - back * step)))
+            found.append((Expr.min(Expr.max(last - back, 0), count - 1), met))
+        return found
 
     def corner(self, coords: Coords) -> list[Expr]:
         """The first row and column, which may be padding."""
@@ -142,13 +153,27 @@ def avg_pool2d(
 # ---- gradients -----------------------------------------------------------------------------------------------------
 
 
-def _spread(ctx: Lowering, x: TensorValue, window: _Window, term: Callable[[Coords, Coords], Node]) -> object:
-    """A tensor like `x` whose elements are the sums over the windows that they are in of term(window, element).
+def _spread(
+    ctx: Lowering, x: TensorValue, window: _Window, windows: Coords, term: Callable[[Coords, Coords], Node]
+) -> object:
+    """A tensor like `x` whose elements are the sums over the windows that they are in of term(window, element). A GPU
+    looks at each element's by themselves.
 
     Row s·i + p (s: the stride) is in the windows i + (p + padding) // s - j with j = 0, 1 …, the same ones for every i:
     so rows and columns are computed phase by phase, each along whole rows of windows. Row-major planes only."""
     shape, dtype = ctx.out
     rows, columns = shape[-2:]
+
+    def element(place: Coords) -> Node:
+        total = sc.const(0.0, sc.compute_dtype(dtype))
+        near = [window.over(dim, place[dim - 2], windows[dim - 2]) for dim in (0, 1)]
+        for (row, down), (column, right) in product(*near):
+            value = term((*place[:-2], row, column), place)
+            total = sc.add(total, sc.where(sc.logical_and(down, right), value, 0.0))
+        return total
+
+    if ctx.machine.device == "cuda":
+        return ctx.compute(shape, dtype, element)
     step = window.stride
     contiguous = same_layout(shape, ctx.sizes(ctx.meta.stride), contiguous_strides(shape))
     if not (contiguous and all(size.is_const and size.value % s == 0 for size, s in zip((rows, columns), step))):
@@ -187,11 +212,13 @@ def max_pool2d_with_indices_backward(
     ceil_mode: bool,
     indices: TensorValue,
 ) -> object:
-    """Of 16-bit floats, of which ATen's scatter takes one and a half times as long; it is faster with float32."""
+    """Of 16-bit floats, of which ATen's scatter takes one and a half times as long; it is faster with float32 on a CPU.
+    On a GPU it adds in any order, and is refused where that matters."""
     window = _Window.of(ctx, x, kernel_size, stride, padding)
     if window is None or not window.overlaps_little(ctx.machine) or _pair(dilation) != (1, 1):
         return EXTERN
-    if sc.compute_dtype(x.dtype) is x.dtype:
+    on_gpu = ctx.machine.device == "cuda"
+    if torch.are_deterministic_algorithms_enabled() if on_gpu else sc.compute_dtype(x.dtype) is x.dtype:
         return EXTERN
 
     def term(at: Coords, place: Coords) -> Node:
@@ -200,7 +227,7 @@ def max_pool2d_with_indices_backward(
         chosen = sc.logical_and(inside, sc.eq(indices.load_if(inside, at), position))
         return sc.where(chosen, sc.cast(grad.load_if(inside, at), sc.compute_dtype(x.dtype)), 0.0)
 
-    return _spread(ctx, x, window, term)
+    return _spread(ctx, x, window, grad.shape, term)
 
 
 @lowering(aten.avg_pool2d_backward.default)
@@ -224,7 +251,7 @@ def avg_pool2d_backward(
     def term(at: Coords, place: Coords) -> Node:
         return sc.div(sc.cast(grad.load_if(_inside(at, grad.shape), at), sc.compute_dtype(x.dtype)), divisor)
 
-    return _spread(ctx, x, window, term)
+    return _spread(ctx, x, window, grad.shape, term)
 
 
 def _inside(window: Coords, windows: Coords) -> Node:
