@@ -40,7 +40,10 @@ class Loaded:
     """A library that is called as the program that it was made of. `runner` is PyTorch's."""
 
     def __init__(self, path: Path) -> None:
-        self._library = ctypes.CDLL(str(path))
+        try:
+            self._library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise RuntimeError(f"the library cannot be loaded here: {error}") from error
         facts = json.loads(self._text(ctypes.c_char.in_dll(self._library, FACTS)))
         self._leaves: list[str] = facts["leaves"]
         self._fixed = {int(place): text for place, text in facts["fixed"].items()}

@@ -446,3 +446,15 @@ program(
     lambda x: torch.linalg.inv(x) * 2,
 )
 program("fft", rows(16), lambda x: torch.fft.rfft(x).abs())
+
+
+def of_own_generator(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator(x.device).manual_seed(3)
+    noise = torch.rand(x.shape, generator=generator, device=x.device)
+    state = generator.get_state()
+    first = torch.randn(x.shape, generator=generator, device=x.device)
+    generator.set_state(state)
+    return x * noise, first, torch.randn(x.shape, generator=generator, device=x.device), state
+
+
+program("own generator", rows(16), of_own_generator, train=True)

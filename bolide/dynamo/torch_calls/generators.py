@@ -100,14 +100,16 @@ def _manual_seed_of_default(vm: Machine, seed: Any) -> object:
 
 @answers(torch.Generator.get_state)
 def _get_state(vm: Machine, generator: torch.Generator) -> object:
-    token = generators.known_token(vm.trace, generator)
-    return recorded_as(vm, generators.state_of_generator, [token], lambda: generators.record_state(vm.trace, token))
+    operands = generators.known_token(vm.trace, generator), generator.get_state().numel()
+    return recorded_as(
+        vm, generators.state_of_generator, [*operands], lambda: generators.record_state(vm.trace, *operands)
+    )
 
 
 @answers(torch.Generator.set_state)
 def _set_state(vm: Machine, generator: Any, new_state: torch.Tensor) -> object:
     known = type(new_state) is TracedTensor and new_state.dtype is torch.uint8
-    if not known or new_state.shape != (generators.STATE_SIZE,):
+    if not known or new_state.shape != generator.get_state().shape:
         raise _refused(vm, "set_state", "what a generator is given is no state of one")
     _SEEDS.of(vm)[generator._cdata] = None
     operands = new_state, generators.known_token(vm.trace, generator)

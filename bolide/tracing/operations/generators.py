@@ -76,7 +76,6 @@ def generator_of(token: Tensor, device: str) -> torch.Generator:
 
 # ---- states ----------------------------------------------------------------------------------------------------------
 
-STATE_SIZE = torch.Generator().get_state().numel()
 _SEEDS = 1 << 64
 
 
@@ -91,9 +90,9 @@ def seed_all(seed: Size) -> None:
     set_seeds(_signed(seed))
 
 
-def state_of_generator(token: Tensor | None) -> Tensor:
-    """A generator's state, by an operation of the graph."""
-    return get_state(token)  # type: ignore[no-any-return]
+def state_of_generator(token: Tensor | None, size: int) -> Tensor:
+    """A generator's state of so many bytes, by an operation of the graph."""
+    return get_state(token, size)  # type: ignore[no-any-return]
 
 
 def restore_generator(state: Tensor, token: Tensor | None) -> None:
@@ -111,9 +110,9 @@ def record_seed(trace: Recorder, seed: Any, *token: Tensor | None) -> None:
     _state_changes(trace, set_seed if token else set_seeds, _signed(seed), *token)
 
 
-def record_state(trace: Recorder, token: Tensor | None) -> Any:
-    """Record that a generator is asked for its state."""
-    return trace.wrap(_state_changes(trace, get_state, token))
+def record_state(trace: Recorder, token: Tensor | None, size: int) -> Any:
+    """Record that a generator is asked for its state of so many bytes."""
+    return trace.wrap(_state_changes(trace, get_state, token, size))
 
 
 def record_new_state(trace: Recorder, state: Tensor, token: Tensor | None) -> None:
@@ -146,7 +145,7 @@ def _put_state(state: Tensor, token: Tensor | None) -> None:
 set_seed = operator(f"set_seed(SymInt seed, {_TOKEN}) -> ()", _seed, _SEEDED)
 set_seeds = operator("set_seeds(SymInt seed) -> ()", _seed_all, _SEEDED)
 set_state = operator(f"set_state(Tensor state, {_TOKEN}) -> ()", _put_state, _SEEDED)
-get_state = operator(f"get_state({_TOKEN}) -> Tensor", lambda token: held_by(token).get_state(), _SEEDED)
+get_state = operator(f"get_state({_TOKEN}, int size) -> Tensor", lambda token, _: held_by(token).get_state(), _SEEDED)
 STATES = frozenset({set_seed, set_seeds, get_state, set_state})
 """The operations on generators' states."""
 
@@ -157,5 +156,5 @@ def _no_result(*args: object) -> None:
 
 
 @rule("bolide::get_state")
-def _state_meta(token: object) -> TensorMeta:
-    return TensorMeta((STATE_SIZE,), (1,), 0, torch.uint8, torch.device("cpu"))
+def _state_meta(token: object, size: int) -> TensorMeta:
+    return TensorMeta((size,), (1,), 0, torch.uint8, torch.device("cpu"))
