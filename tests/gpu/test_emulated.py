@@ -38,6 +38,22 @@ def test_sums_of_any_length(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
             torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_columns_of_any_length_in_parts(dynamic: bool, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """What is left behind parts of one length, each part takes an element of."""
+    gpu_emulated.emulate(monkeypatch.setattr)
+    torch.manual_seed(seed)
+
+    def reduced(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sum(0), (1 + x / 1e3).prod(0), x.amin(0), (x > 3.4).any(0), x.argmax(0)
+
+    fast = bolide.compile(reduced, dynamic=dynamic, fullgraph=True)
+    for rows in (4099, 4160, 5, 70) if dynamic else (4099,):
+        x = torch.randn(rows, 3)
+        for mine, theirs in zip(fast(x), reduced(x), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
 def checked(device: str, seed: int, *which: str) -> None:
     options = ["--device", device, "--jobs", "1", "--each", "100", "--seed", str(seed % 10000), *which]
     done = subprocess.run([sys.executable, SWEEP, *options], capture_output=True, text=True)

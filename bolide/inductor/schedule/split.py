@@ -51,6 +51,7 @@ from bolide.inductor.ir.walks import (
 )
 from bolide.inductor.machine import Machine
 from bolide.inductor.runtime.results import gives_new_memory
+from bolide.inductor.schedule.inline import masked
 from bolide.inductor.schedule.layouts import strided_views
 from bolide.inductor.schedule.nest import still_axes
 from bolide.inductor.schedule.order import marks_of
@@ -68,8 +69,8 @@ def split_reductions(program: Program, machine: Machine) -> Program:
 
     The parts are of one length, and at most the machine's `most_parts`, whatever the number of threads, so that results
     do not depend on it. Where no such number divides the extent (a prime one, or one that is known when the program
-    runs), a rest is reduced by itself and joined with the others. Symbolic sizes count as what they were while the
-    program was traced."""
+    runs), each part of a column takes one element more, or a rest is reduced by itself and joined with the others.
+    Symbolic sizes count as what they were while the program was traced."""
 
     marks = marks_of(program)
 
@@ -143,12 +144,17 @@ def _split(definition: Computed, axis: str, count: Expr) -> list[Definition]:
     if definition.position is not None:
         best = replace(definition, reduce_op="min" if definition.reduce_op == "argmin" else "max", position=None)
         forms.append(replace(best, name=f"{definition.name}_best", dtype=best.value.dtype))
+    is_even = rest.is_const and rest.value == 0
+    takes_more = not is_even and definition.position is None and len(definition.reduce_axes) == 1
+    takes_more = takes_more and not _along_memory(definition)
     done: list[Definition] = []
     for form in forms:
         part, within = f"{axis}{form.name}s", f"{axis}{form.name}w"
-        piece = _piece(form, "parts", axis, (within, size), axis_var(part, count) * size)
+        piece = _piece(form, "some" if takes_more else "parts", axis, (within, size), axis_var(part, count) * size)
         done.append(replace(piece, shape=(count, *piece.shape), axes=(part, *piece.axes)))
-    if rest.is_const and rest.value == 0:
+    if takes_more:
+        done.append(_with_one_more(definition, axis, count, size))
+    if is_even or takes_more:
         return [*done, _whole(definition, forms, definition.name, axis, count)]
     for form in forms:
         done.append(_piece(form, "rest", axis, (f"{axis}{form.name}r", rest), count * size))
@@ -185,6 +191,23 @@ def _whole(form: Computed, forms: list[Computed], name: str, axis: str, count: E
     return replace(
         form, name=name, axes=axes, value=value, position=position, reduce_axes=((last, count),), absorbed=()
     )
+
+
+def _with_one_more(definition: Computed, axis: str, count: Expr, size: Expr) -> Computed:
+    """The parts' results with the elements behind the last part, of which each part takes one, if there are so many.
+    (The places of extremes would be out of order.)"""
+    ((_, extent),) = definition.reduce_axes
+    name, dtype, shape = definition.name, definition.value.dtype, (count, *definition.shape)
+    axes = (f"{axis}{name}m", *(f"{each}_{name}_m" for each in definition.axes))
+    part, *others = coords = axis_vars(zip(axes, shape))
+    place, zero = size * count + part, Node.make("const", torch.int64, (), 0)
+    is_there = Node.make("lt", torch.bool, (Node.make("index", torch.int64, (), place - extent), zero))
+    some = _loaded(f"{name}_some", dtype, coords)
+    more = masked(substitute({**dict(zip(definition.axes, others)), axis: place})(definition.value), is_there)
+    both = Node.make(JOINED_BY[str(definition.reduce_op)], dtype, (some, more))
+    value = Node.make("where", dtype, (is_there, both, some))
+    plain = replace(definition, name=f"{name}_parts", dtype=dtype, shape=shape, axes=axes, value=value, layout=None)
+    return replace(plain, reduce_op=None, reduce_axes=(), absorbed=())
 
 
 def _joined(definition: Computed, forms: list[Computed]) -> Computed:

@@ -55,7 +55,7 @@ def test_the_pass_keeps_the_meaning(name):
 
 
 @pytest.mark.parametrize("op", ["sum", "prod", "amax", "amin", "any", "all", "argmax", "argmin"])
-@pytest.mark.parametrize("shape", [(8192, 16), (4096, 256), (4096, 1024)], ids=str)
+@pytest.mark.parametrize("shape", [(8192, 16), (4096, 256), (4096, 1024), (4099, 300)], ids=str)
 def test_a_gpu_reduces_columns_on_many_threads(shape, op):
     """Whatever the reduction is; and its parts are few beside what is reduced."""
     x = torch.randint(0, 3, shape).to(torch.bool if op in ("any", "all") else torch.float32)
