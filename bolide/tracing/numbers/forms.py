@@ -29,19 +29,20 @@ def with_tensors(trace: Recorder, func: OpOverload, args: tuple[Any, ...], kwarg
         return args[0].copy_(result) if name.endswith("_") else result
 
 
-#: functions whose derivatives compare numbers, which C++ cannot do with symbolic ones
-_POWERS = frozenset(("pow", "pow_", "ipow", "__rpow__"))
+#: functions whose derivatives compare numbers, or compute with them, which C++ cannot do with symbolic ones
+_POWERS = frozenset(("pow", "pow_", "ipow", "__rpow__", "lerp", "lerp_"))
 
 
 def for_derivatives(function: object, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of a function that C++ is going to derive: integers of a power are numbers, of which the program
     depends, and floats are tensors."""
-    if getattr(function, "__name__", None) not in _POWERS:
+    name = getattr(function, "__name__", "")
+    if name not in _POWERS:
         return args
     operands = (*args, getattr(function, "__self__", None))
     base = next((operand for operand in operands if isinstance(operand, torch.Tensor)), None)
-    if base is None or not base.requires_grad:
-        return args
+    if base is None or not base.requires_grad or (base.dtype.itemsize < 4 and name.startswith("lerp")):
+        return args  # (the derivative of a `lerp` would round the weight)
     dtype = torch.result_type(base, 1.0)
     return tuple([_for_power(arg, dtype) for arg in args])
 
@@ -142,6 +143,10 @@ def _new_full(x: torch.Tensor, size: Any, value: Any, **options: Any) -> torch.T
     return value.expand(size).clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
 
 
+def _full_like(x: torch.Tensor, value: torch.Tensor, **options: object) -> torch.Tensor:
+    return torch.empty_like(x, **options).fill_(value)  # type: ignore[arg-type]
+
+
 def _clamp(x: Any, low: Any = None, high: Any = None, **bounds: Any) -> torch.Tensor:
     low, high = bounds.get("min", low), bounds.get("max", high)
     for bound, op in ((low, torch.maximum), (high, torch.minimum)):
@@ -165,6 +170,7 @@ _FORMS: dict[str, Callable[..., torch.Tensor]] = {
     "lerp": _lerp,
     "full": _full,
     "new_full": _new_full,
+    "full_like": _full_like,
     "masked_fill": lambda x, mask, value: x.masked_fill(mask, _like(value, x).to(x.dtype)),
     "scalar_tensor": lambda value, **options: _full((), value, **options),
     "fill": lambda x, value: _like(value, x).to(x.dtype).expand_as(x),

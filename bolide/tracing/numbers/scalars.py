@@ -447,7 +447,8 @@ def _arithmetic(name: str, sign: str, function: Callable[..., Any]) -> None:
     form = f"({{}} {sign} {{}})"
 
     def operate(left: Any, right: Any) -> Any:
-        if sign in ("/", "//", "%") and isinstance(right, TracedFloat) and right.hint is not None:
+        divides = sign in ("/", "//", "%") and isinstance(right, TracedFloat) and right.hint is not None
+        if divides and not (sign == "/" and right.trace.derivation.running):  # see `_quotient`
             bool(right)  # Python raises where it is zero: `known` does now, and a guard sees to it that it stays so
         return compute(function, left, right, known=function, form=form)
 
