@@ -225,6 +225,13 @@ program(
     train=True,
 )
 program(
+    "index_add of a multiple",
+    lambda m: (m.x(10, 16), m.ints(10, m.n), m.x(m.n, 16)),
+    lambda x, i, y: x.index_add(0, i, y, alpha=2.5),
+    f32,
+    bf16,
+)
+program(
     "index_add", lambda m: (m.x(10, 7), m.ints(10, m.n), m.x(m.n, 7)), lambda x, i, y: x.index_add(0, i, y), f32, bf16
 )
 program("scatter", lambda m: (m.x(m.n, 30), m.ints(30, m.n, 1)), lambda x, i: x.scatter(1, i, 3.0), train=True)

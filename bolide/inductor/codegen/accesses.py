@@ -416,9 +416,9 @@ def _join_by_lane(
     lanes = max(value.lanes, where.pointer.lanes, 1 if active is None else active.lanes, scope.lanes)
     align = BITS[kind] // 8
     is_row = where.shape == "run" and where.align == 16 and (active is None or active.lanes == 1)
-    if mode == "atomic_add" and b.target.adds_four and is_row and kind == "float" and lanes == 4:
+    if mode == "atomic_add" and b.target.adds_four and is_row and (dtype, lanes) in _ADDED_AT_ONCE:
         with _where_on(scope, where.pointer, active) as address:
-            _add_four_atomically(address, scope.wide(value))
+            _add_row_atomically(address, scope.wide(value), dtype)
         return
     for lane in range(lanes):
         address = _address(where, lane, kind)
@@ -441,13 +441,20 @@ def _add_atomically(address: Value, element: Value, dtype: torch.dtype) -> None:
     b.emit(f"atomicrmw {operation} {address}, {element} {scope}monotonic, align {align}", element.scalar)
 
 
-def _add_four_atomically(address: Value, value: Value) -> None:
-    """Adds float32s to four neighbours, each as `_add_atomically`. There is no LLVM instruction for that."""
+#: What is 128 bits, which a GPU adds to memory with one instruction.
+_ADDED_AT_ONCE = ((torch.float32, 4), (torch.bfloat16, 8))
+
+
+def _add_row_atomically(address: Value, value: Value, dtype: torch.dtype) -> None:
+    """Adds to 128 bits of neighbours, to each as `_add_atomically`. There is no LLVM instruction for that."""
     b = value.b
     place = b.emit(f"addrspacecast {address} to ptr addrspace(1)", "ptr")
-    code = "red.relaxed.gpu.global.add.v4.f32 [$0], {$1, $2, $3, $4};"
-    elements = ", ".join([str(b.extract(value, lane)) for lane in range(4)])
-    b.do(f'call void asm sideeffect "{code}", "l,f,f,f,f,~{{memory}}"(ptr addrspace(1) {place.text}, {elements})')
+    kind, register = ("v4.f32", "f") if dtype is torch.float32 else ("noftz.v4.bf16x2", "r")
+    if dtype is torch.bfloat16:
+        value = b.emit(f"bitcast {value} to <4 x i32>", "i32", 4)
+    code = f"red.relaxed.gpu.global.add.{kind} [$0], {{$1, $2, $3, $4}};"
+    operands, elements = ",".join(4 * register), ", ".join([str(b.extract(value, lane)) for lane in range(4)])
+    b.do(f'call void asm sideeffect "{code}", "l,{operands},~{{memory}}"(ptr addrspace(1) {place.text}, {elements})')
 
 
 # ---- loads that run along memory in a ``tile`` loop, across it in the vector loop around --------------------------

@@ -234,6 +234,12 @@ def _rounds(x: TensorValue, mode: str) -> bool:
     return mode in ("add", "mul") and sc.compute_dtype(x.dtype) is not x.dtype
 
 
+def _is_eagers(ctx: Lowering, x: TensorValue, mode: str) -> bool:
+    """Whether what a kernel adds to elements, if it does, is rounded as in eager: Hopper adds bfloat16s atomically."""
+    adds = mode == "add" and x.dtype is torch.bfloat16 and ctx.machine.target.adds_four
+    return adds or not _rounds(x, mode)
+
+
 # ---- along one dimension --------------------------------------------------------------------------------------------
 
 
@@ -348,7 +354,7 @@ def _register_scatter(overload: object, mode: ScatterMode) -> None:
 
     @lowering(overload)
     def lower(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, source: Operand) -> object:
-        place = None if _rounds(x, mode) else _one_for_each(ctx, x, dim, index)
+        place = _one_for_each(ctx, x, dim, index) if _is_eagers(ctx, x, mode) else None
         if place is None:
             return EXTERN
         return ctx.scatter(x, index.shape, place, ctx.reader(source, x.dtype), mode)
@@ -369,7 +375,7 @@ def _rows_written(
     wraps: bool = False,
 ) -> object:
     """x with value(i) at slice index(i[dim]) of `dim`."""
-    place = None if _rounds(x, mode) else _rows(ctx, x, dim, index, wraps)
+    place = _rows(ctx, x, dim, index, wraps) if _is_eagers(ctx, x, mode) else None
     if place is None:
         return EXTERN
     length = index.shape[0] if index.shape else ONE
@@ -382,7 +388,8 @@ def index_add(
 ) -> object:
     if len(source.shape) != len(x.shape) or x.dtype is torch.bool:
         return EXTERN
-    return _rows_written(ctx, x, dim, index, ctx.each(x.dtype, sc.mul, source, alpha), "add")
+    added = ctx.each(sc.compute_dtype(x.dtype), sc.mul, source, alpha)
+    return _rows_written(ctx, x, dim, index, lambda coords: sc.rounded(added(coords), x.dtype), "add")
 
 
 @lowering(aten.index_copy.default)

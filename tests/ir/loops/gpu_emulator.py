@@ -200,6 +200,17 @@ define void @red4(ptr addrspace(1) %place, float %a, float %b, float %c, float %
   store <4 x float> %sum, ptr addrspace(1) %place, align 16
   ret void
 }
+define void @red8(ptr addrspace(1) %place, i32 %a, i32 %b, i32 %c, i32 %d) {
+  %v1 = insertelement <4 x i32> poison, i32 %a, i32 0
+  %v2 = insertelement <4 x i32> %v1, i32 %b, i32 1
+  %v3 = insertelement <4 x i32> %v2, i32 %c, i32 2
+  %whole = insertelement <4 x i32> %v3, i32 %d, i32 3
+  %added = bitcast <4 x i32> %whole to <8 x bfloat>
+  %old = load <8 x bfloat>, ptr addrspace(1) %place, align 16
+  %sum = fadd <8 x bfloat> %old, %added
+  store <8 x bfloat> %sum, ptr addrspace(1) %place, align 16
+  ret void
+}
 define bfloat @__truncsfbf2(float %value) {
   %bits = bitcast float %value to i32
   %upper = lshr i32 %bits, 16
@@ -299,7 +310,8 @@ def _on_host(text: str, symbols: Sequence[str], params: int, sizes: int, batch: 
     text = re.sub(r"^target triple.*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"addrspacecast \(ptr addrspace\(3\) (@\w+) to ptr\)", r"\1", text).replace("addrspace(3) ", "")
     text = text.replace("define ptx_kernel void", "define void")
-    text = re.sub(r'asm sideeffect "red[^"]*v4[^"]*", "[^"]*"', "@red4", named_here(text))
+    text = re.sub(r'asm sideeffect "red[^"]*v4.f32[^"]*", "[^"]*"', "@red4", named_here(text))
+    text = re.sub(r'asm sideeffect "red[^"]*v4.bf16x2[^"]*", "[^"]*"', "@red8", text)
     kinds = ["ptr"] * params + ["i64"] * sizes
     loads = [
         f"  %p{n} = getelementptr i64, ptr %words, i32 {n}\n  %a{n} = load {kind}, ptr %p{n}"

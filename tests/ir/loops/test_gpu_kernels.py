@@ -696,20 +696,24 @@ def test_columns_that_are_stored_and_added_up(rows: int) -> None:
 
 @pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("columns", [64, 30])
-def test_rows_that_are_added_atomically(columns: int, is_masked: bool) -> None:
-    """Four neighbours are one instruction, where they start at a multiple of 16 bytes."""
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+def test_rows_that_are_added_atomically(dtype: torch.dtype, columns: int, is_masked: bool) -> None:
+    """Neighbours in 16 bytes are one instruction, where they start at a multiple of these."""
     rows = 40
     i, j = var("i", rows), var("j", columns)
     index = load("index", i, i64)
     on = (op("ge", index, const(2, i64), dtype=torch.bool),) if is_masked else ()
-    value = op("cast", load("x", i * columns + j, bf16), dtype=f32)
+    x = load("x", i * columns + j, bf16)
+    value = op("cast", x, dtype=f32) if dtype is f32 else x
     row = columns * Expr.var("$0", 0, 4) + j
     adding = store("sums", row, value, index, *on, masked=is_masked, mode="atomic_add")
-    params = param("sums", 5 * columns, role="inout"), param("x", rows * columns, bf16), param("index", rows, i64)
+    sums = param("sums", 5 * columns, dtype, "inout")
+    params = sums, param("x", rows * columns, bf16), param("index", rows, i64)
     kernel = made(params, grid("i", rows, grid("j", columns, adding, kind="vector")))
-    assert ("add.v4.f32" in ptx(kernel)) == (columns == 64)
-    whole = torch.randint(-8, 8, (rows * columns,)).to(bf16)
-    check(kernel, {"sums": torch.zeros(5 * columns), "x": whole, "index": torch.randint(0, 5, (rows,))})
+    assert (("add.v4.f32" if dtype is f32 else "noftz.v4.bf16x2") in ptx(kernel)) == (columns == 64)
+    whole = torch.randint(-3, 4, (rows * columns,)).to(bf16)  # whose sums are bfloat16s
+    zeros = torch.zeros(5 * columns, dtype=dtype)
+    check(kernel, {"sums": zeros, "x": whole, "index": torch.randint(0, 5, (rows,))})
 
 
 def test_turns_load_before_they_store() -> None:
