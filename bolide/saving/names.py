@@ -38,6 +38,7 @@ from bolide.dynamo.machine.numbers import computing, is_of_numbers, text_of
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING, contents_of
 from bolide.saving.contents import NAMED, CannotSave, Value, content_of, is_native, module_of, modules_called
+from bolide.saving.reached import REFERENT
 
 Row = list[Value]
 
@@ -57,8 +58,9 @@ _FOUND = (type, types.FunctionType, types.CodeType, weakref.ReferenceType, torch
 """What may be named by where a call has it: all else of it is guarded, or part of its content."""
 
 
-_UNKNOWN = ("apply", "drawn")
-"""Sources that only the program's run could tell."""
+def _is_unknown(step: Source) -> bool:
+    """Whether only the program's run could tell what is there."""
+    return step.kind == "drawn" or (step.kind == "apply" and step.obj is not REFERENT)
 
 
 class Changed(Exception):
@@ -249,7 +251,7 @@ class Namer:
         if isinstance(value, (list, tuple)):
             for place, item in enumerate(value):
                 self.meet_at(Source("item", source, place), item)
-        if isinstance(value, _FOUND) and all(step.kind not in _UNKNOWN for step in source.steps()):
+        if isinstance(value, _FOUND) and not any(map(_is_unknown, source.steps())):
             self.places.setdefault(id(value), (source, value))
 
     def _reached(self, source: Source) -> Value:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import types
+import weakref
 from collections.abc import Mapping
 
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import contents_of, own_namespace
 from bolide.saving.contents import Value
 
+REFERENT = weakref.ReferenceType.__call__
+"""What gives the object that is referred to weakly."""
 _PLAIN = (types.FunctionType, types.CellType)
 """Of these, attributes that C computes are what is stored."""
 
@@ -38,6 +41,8 @@ def reached(source: Source, values: Mapping[str, object]) -> Value:
             return own_namespace(base)[source.key]
         case "attr":
             return _attribute(base, source.key)
+        case "apply" if source.obj is REFERENT and type(base) is weakref.ReferenceType:
+            return base()
         case "item" | "dict_value":
             return _item(base, source.key)
     raise LookupError(source.kind)

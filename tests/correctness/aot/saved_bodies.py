@@ -9,6 +9,7 @@ import enum
 import functools
 import random
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -346,6 +347,20 @@ def with_set(x: torch.Tensor) -> torch.Tensor:
     return x * len(NAMES) if "cos" in FROZEN else x
 
 
+def _with_reference() -> Callable[[torch.Tensor], torch.Tensor]:
+    class Settings:
+        factor = 3.0
+
+    settings = Settings()
+    reference = weakref.ref(settings)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * reference().factor  # type: ignore[union-attr]
+
+    function.__dict__["kept"] = settings
+    return function
+
+
 def warning(x: torch.Tensor) -> torch.Tensor:
     warnings.warn("of the line that calls", FutureWarning, stacklevel=1)
     return x + 1
@@ -400,5 +415,6 @@ BODIES: dict[str, Callable[[torch.Tensor], Any] | type[nn.Module]] = {
     "cached property": _with_cached_property(),
     "warning": warning,
     "set": with_set,
+    "weak reference": _with_reference(),
     "operator of the program's": through_operator,
 }
