@@ -178,6 +178,7 @@ def _pack_tape(tape: Tape, writer: Writer) -> dict[str, Value]:
         "kept": [places[node] for node in tape.kept],
         "names": tape.names,
         "read": tape.read,
+        "keeps": [[places[node], places[node.meta["keeps"]]] for node, *_ in tape.steps if "keeps" in node.meta],
         "functions": [_pack_application(each, places, writer) for each in tape.functions],
     }
 
@@ -195,6 +196,8 @@ def _unpack_tape(data: Mapping[str, Value], reader: Reader, constants: dict[str,
     steps = [Step(node, node.target, node.args, node.kwargs) for node in nodes[data["inputs"] :]]
     wanted = _unpack(data["wanted"], nodes, reader)
     kept = [nodes[place] for place in data["kept"]]
+    for place, old in data["keeps"]:
+        nodes[place].meta["keeps"] = nodes[old]
     functions = [
         Application(reader.value(function), *[_unpack(part, nodes, reader) for part in parts])
         for function, *parts in data["functions"]

@@ -47,19 +47,29 @@ class Trace(Recorder):
         return handler(self, func, *args, **kwargs)
 
     def _cut_off(self, handler: Handler, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record an operation that no derivative goes through (``meta["cut"]``)."""
+        """Record an operation that no derivative goes through (``meta["cut"]``). What is written keeps its history:
+        that of another node (``meta["keeps"]``)."""
         last = self.graph._root._prev
+        own = found_in((args, kwargs), TracedTensor) if func._schema.is_mutable else []
+        before = {id(tensor): tensor.value for tensor in own if tensor.requires_grad}
         result = handler(self, func, *args, **kwargs)
-        node = self.graph._root._prev
+        node, made = self.graph._root._prev, set()
         while node is not last and node.op != "root":
             if "again" not in node.meta:
                 node.meta["cut"] = True
+                made.add(node)
             node = node._prev
         given = found_in((args, kwargs), TracedTensor)
         for output in found_in(result, TracedTensor):
             if any(output is tensor for tensor in given):
                 # written, and what it was made of goes on as if it were not
-                self.derivation.lost |= output.requires_grad
+                old, value = before.get(id(output)), output.value
+                if old is not None and value in made and not output.chain and output.group.source is None:
+                    value.meta["keeps"] = old
+                    del value.meta["cut"]  # a derivative goes through it, and none through what is detached of it
+                    self.derivation.own = True
+                else:
+                    self.derivation.lost |= output.requires_grad
             elif any(output.group is tensor.group for tensor in given):
                 output.cut = True
         return result

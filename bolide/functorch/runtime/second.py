@@ -86,6 +86,8 @@ class Tape(NamedTuple):
                 known[node] = (
                     self.constants[str(target)] if node.op == "get_attr" else _called(trace, node, target, *given)
                 )
+            if "keeps" in node.meta:
+                known[node] = _rewritten(known[node.meta["keeps"]], known[node])
             if place in due:
                 due[place].again(known)
         return [known[node] for node in self.wanted]
@@ -100,6 +102,13 @@ def _kind(value: object) -> object:
     if not isinstance(value, torch.Tensor):
         return value
     return value.dtype, value.device, value.requires_grad, value.is_leaf
+
+
+def _rewritten(old: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A value that was written to a tensor without grad mode: with the history that this has."""
+    new = old.clone()
+    with torch.no_grad():
+        return new.copy_(value)
 
 
 def _called(trace: Trace | None, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
@@ -126,6 +135,7 @@ def tape_of(joint: Joint, constants: dict[str, torch.Tensor], functions: Sequenc
     def reads(node: fx.Node) -> list[fx.Node]:
         function = applied.get(node)
         read = [] if node in kept else _read_by(node)
+        read = [*read, node.meta["keeps"]] if "keeps" in node.meta else read
         return read if function is None else [*read, *function.operands]
 
     needed = closure(argument_nodes(wanted), reads)
@@ -135,7 +145,7 @@ def tape_of(joint: Joint, constants: dict[str, torch.Tensor], functions: Sequenc
     known = [node for node in order if node in kept]
     names = [list(_names(node)) for node in known]
     again = [each for each in functions if not needed.isdisjoint(each.operands)]
-    if not all({*order}.issuperset(each.operands) for each in again):
+    if not needed <= {*order} or not all({*order}.issuperset(each.operands) for each in again):
         return None
     return Tape(inputs, constants, steps, wanted, known, names, read, again)
 

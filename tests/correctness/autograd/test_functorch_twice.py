@@ -314,6 +314,40 @@ def test_other_sizes_are_derived_twice_by_what_is_compiled(make, shape, inside):
             kinds.clear()
 
 
+def clamped(x):
+    y = x * x.exp()
+    with torch.no_grad():
+        y.clamp_(min=0.1)
+    return y.sin() * y + y.detach() * x
+
+
+def added(x):
+    y, z = x.sin(), x[:1].exp() * 3
+    with torch.no_grad():
+        y.mul_(2).add_(z)
+        z.clamp_(max=2.0)
+    return y**3 * z + y
+
+
+def similar(x):
+    return F.cosine_similarity(x, x.flip(0) ** 2, dim=0)
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("fn", [clamped, added, similar])
+def test_what_is_written_without_gradients_keeps_its_history(fn, backend):
+    compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+    for size in random.sample(range(2, 9), 3):
+        start = torch.randn(size, 3, dtype=torch.float64)
+        found = []
+        for function in (compiled, fn):
+            x = start.clone().requires_grad_()
+            (first,) = torch.autograd.grad(function(x).sin().sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+            found.append((first, second))
+        torch.testing.assert_close(*found)
+
+
 class Squared(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
