@@ -166,6 +166,62 @@ def _layer_norm_backward(
     return to_x, added(g * (value - middle) * scale) if mask[1] else None, added(g) if mask[2] else None
 
 
+def _of_images(op: OpOverload, *places: int) -> Callable[..., object]:
+    """The rule of an operation on images, which are the arguments at `places`: all of them are one batch."""
+
+    def rule(size: Size, *args: object) -> object:
+        items = {place: arg for place, arg in enumerate(args) if isinstance(arg, Item)}
+        if any(item.varies for place, item in items.items() if place not in places):
+            return NotImplemented
+        dims = {items[place].dim for place in places}
+        if dims not in ({3}, {4}):
+            return NotImplemented
+        given = [items[place].value if place in items else arg for place, arg in enumerate(args)]
+        for place in places:
+            whole = items[place].whole(size)
+            given[place] = whole if 3 in dims else whole.flatten(0, 1)
+        results = op(*given)
+        return results if 3 in dims else tree_map_only(Tensor, lambda each: each.unflatten(0, (size, -1)), results)
+
+    return rule
+
+
+def _convolution_backward(
+    size: Size,
+    grad: Item,
+    x: Item,
+    weight: Item,
+    biases: object,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    out: list[int],
+    groups: int,
+    mask: list[bool],
+) -> object:
+    """Gradients of weights are those of each item: products with what each window sees."""
+    if weight.varies or grad.dim != 4 or transposed or groups != 1:
+        return NotImplemented
+    g, images, kernel = grad.whole(size).flatten(0, 1), x.whole(size).flatten(0, 1), weight.value
+    options = (stride, padding, dilation, False, out, 1, [True, False, False])
+    to_x = aten.convolution_backward.default(g, images, kernel, None, *options)[0] if mask[0] else None
+    to_weight, to_bias = None, g.sum((2, 3)).view(size, -1, g.shape[1]).sum(1) if mask[2] else None
+    if mask[1]:
+        windows = aten.im2col.default(images, kernel.shape[2:], dilation, padding, stride)
+        products = (g.flatten(2) @ windows.mT).unflatten(0, (size, -1)).sum(1)
+        to_weight = products.view(size, *kernel.shape)
+    return None if to_x is None else to_x.unflatten(0, (size, -1)), to_weight, to_bias
+
+
+_ON_IMAGES = {
+    aten.max_pool2d_with_indices.default: (0,),
+    aten.max_pool2d_with_indices_backward.default: (0, 1, 7),
+    aten.avg_pool2d.default: (0,),
+    aten.avg_pool2d_backward.default: (0, 1),
+    aten._adaptive_avg_pool2d.default: (0,),
+    aten._adaptive_avg_pool2d_backward.default: (0, 1),
+}
 _RULES: dict[OpOverload, Callable[..., object]] = {
     aten.gather.default: _gather,
     aten.index_select.default: _index_select,
@@ -175,6 +231,9 @@ _RULES: dict[OpOverload, Callable[..., object]] = {
     aten.cat.default: _cat,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten.convolution.default: _of_images(aten.convolution.default, 0),
+    aten.convolution_backward.default: _convolution_backward,
+    **{op: _of_images(op, *places) for op, places in _ON_IMAGES.items()},
     **{op: _part_backward(op) for op in (aten.slice_backward.default, aten.select_backward.default)},
     **{op: _scatter(op) for op in (aten.scatter.src, aten.scatter.value, aten.scatter_add.default)},
 }

@@ -36,6 +36,7 @@ ITEMS: dict[str, Item] = {
     "layer_norm": lambda a, i: F.layer_norm(a, (3,), torch.arange(3.0), torch.ones(3)),
     "layer_norm_of_all": lambda a, i: F.layer_norm(a, (4, 3)),
     "parts": lambda a, i: a[1] * 2 + a[-2:, 1:].sum() + a[::2].prod(),
+    "pooled": lambda a, i: F.max_pool2d(a[None], 2, 1) + F.adaptive_avg_pool2d(a[None], (3, 2)),
     "sorted": lambda a, i: a.sort(0)[0] + a.topk(2)[0].sum(),
     "attention": lambda a, i: F.scaled_dot_product_attention(a[None], a[None], a[None]),
     "mean": lambda a, i: F.mse_loss(a, i[:, None].to(a)),
@@ -71,14 +72,30 @@ class Classifier(nn.Module):
         return self.head(self.norm(self.embedding(ids)).relu().mean(-2))  # type: ignore[no-any-return]
 
 
-def test_gradients_for_each_sample() -> None:
+def images() -> nn.Module:
+    convolutions = nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.Conv2d(4, 6, 2, dilation=2)
+    pools = nn.MaxPool2d(2, 1), nn.AvgPool2d(2, 1), nn.AdaptiveAvgPool2d(2)
+    return nn.Sequential(
+        convolutions[0], pools[0], nn.ReLU(), convolutions[1], *pools[1:], nn.Flatten(), nn.Linear(24, 3)
+    )
+
+
+SAMPLES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
+    "texts": (Classifier, lambda n: torch.randint(7, (n, 5))),
+    "images": (images, lambda n: torch.randn(n, 1, 12, 13)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_gradients_for_each_sample(name: str) -> None:
     """The gradient of the loss of each sample, as for training with differential privacy."""
+    make, samples = SAMPLES[name]
 
     def program(compile: Any) -> object:
-        module = Classifier()
+        module = make()
 
-        def loss(parameters: dict[str, Tensor], ids: Tensor, label: Tensor) -> Tensor:
-            logits = functional_call(module, parameters, (ids[None],))
+        def loss(parameters: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
+            logits = functional_call(module, parameters, (sample[None],))
             return F.cross_entropy(logits, label[None])
 
         def clipped(parameters: dict[str, Tensor], ids: Tensor, labels: Tensor) -> object:
@@ -88,7 +105,7 @@ def test_gradients_for_each_sample() -> None:
 
         compiled = compile(clipped)
         parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
-        return [compiled(parameters, torch.randint(7, (n, 5)), torch.randint(3, (n,))) for n in (3, 6, 4, 9, 7)]
+        return [compiled(parameters, samples(n), torch.randint(3, (n,))) for n in (3, 6, 4, 9, 7)]
 
     check_whole(program)
 
