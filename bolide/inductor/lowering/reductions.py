@@ -167,7 +167,7 @@ def _in_two_passes(
 
 def _is_long(ctx: Lowering, x: TensorValue, n: Expr) -> bool:
     """Whether a row, which is in memory, would be read from there twice."""
-    if not n.is_const or n.value <= ctx.machine.long_moments:
+    if not n.is_const or n.value * x.dtype.itemsize <= ctx.machine.long_moments:
         return False
     return not any(isinstance(made, Computed) and made.name == x.buffer for made in ctx.definitions)
 

@@ -25,7 +25,7 @@ from bolide.inductor.machine import HOPPER
 
 @pytest.fixture
 def one_pass(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A GPU, played, that reads rows of more than 100 elements once."""
+    """A GPU, played, that reads rows of more than 100 bytes once."""
     gpu_emulated.emulate(monkeypatch.setattr)
     monkeypatch.setattr(compiled_graph, "_machine_of", lambda gm: replace(HOPPER, long_moments=100))
     bolide.reset()
