@@ -48,7 +48,7 @@ def install() -> None:
             aten.scaled_dot_product_attention.default: attention,
             aten.take_along_dim.default: take_along_dim,
         }
-        for op in (aten.hardshrink.default, aten.softshrink.default, aten.multilabel_margin_loss_forward.default):
+        for op in (aten.hardshrink.default, aten.softshrink.default, *_MARGINS):
             ours[op] = _of_primitives(op)  # torch's formula takes types that no kernel does
         for op in (aten.linear.out, aten.matmul.out):
             ours[op] = _into(op, op.py_kernels.get(_COMPOSITE))
@@ -72,6 +72,7 @@ def install() -> None:
             op._dispatch_cache.clear()
 
 
+_MARGINS = (aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default)
 _UPSAMPLED = (
     *(f"upsample_{kind}" for kind in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d")),
     *(f"{kind}{n}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for n in (1, 2, 3)),
