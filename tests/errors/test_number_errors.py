@@ -60,6 +60,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "no such dimension": (torch.gather, lambda: (square(), 40, torch.zeros(0, dtype=torch.int64))),
     "hardshrink": (F.hardshrink, lambda: (square(whole),)),
     "multi_margin_loss": (lambda x: F.multi_margin_loss(x, x[:, 0] % 2), lambda: (square(whole),)),
+    "masked_scatter": (lambda x, y: x.masked_scatter(x > 0, y), lambda: (square(), square(double))),
     "softshrink": (F.softshrink, lambda: (square(whole),)),
     "negative strides": (lambda x, a, b: torch.as_strided_copy(x, (2, 2), (a, b)), lambda: (square(), -3, -4)),
     "draws": (lambda x, high: torch.randint_like(x, high), lambda: (square(torch.bool), 10)),

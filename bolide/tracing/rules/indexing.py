@@ -226,6 +226,9 @@ _MASKS = (torch.bool, torch.uint8)
 
 @rule("masked_scatter")
 def _masked_scatter(x: TensorMeta, mask: TensorMeta, source: TensorMeta) -> TensorMeta:
+    if x.dtype is not source.dtype:
+        names = f"{dtype_name(x.dtype)} and {dtype_name(source.dtype)}"
+        raise RuntimeError(f"masked_scatter: expected self and source to have same dtypes but got{names}")
     return row_major(x, broadcast_shapes([x.shape, mask.shape]))
 
 
