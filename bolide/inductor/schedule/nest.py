@@ -479,10 +479,11 @@ def _vector_axis(
     serial: frozenset[str],
     lanes: int,
 ) -> str | None:
-    """The axis along which most addresses are consecutive. Those that move along every inner axis count most: what
-    moves along some of them only (a weight for each channel) is small and stays in cache."""
+    """The axis along which most addresses are consecutive. Those that move along every inner axis count most, or along
+    every axis if there is no inner one: what moves along some of them only (a weight for each channel, statistics of
+    each row) is small and stays in cache."""
     best, best_votes = None, -1.0
-    inner_names = {name for name, _ in inner}
+    inner_names = {name for name, _ in inner or outer}
     for name, extent in [*(axis for axis in outer if axis[0] not in serial), *inner]:
         votes = 0.0
         for expr in addresses:

@@ -129,3 +129,17 @@ def test_loops_follow_memory_whatever_small_operands_lie_like(vectors):
     (kernel,) = graph.kernels
     extents = [axis.extent.value for axis in kernel.schedule.outer]
     assert extents == ([3, 5, 32 * 64] if vectors else [3 * 5 * 32 * 64])
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_vectors_run_along_rows_whatever_is_known_of_rows(count):
+    """Statistics of rows are small, and in caches: they have no vote against the rows themselves."""
+
+    def scaled(x, *statistics):
+        for statistic in statistics:
+            x = x * statistic[:, None]
+        return x.relu()
+
+    graph = compiled(scaled, (torch.randn(90, 70), *torch.randn(count, 90)))
+    (kernel,) = graph.kernels
+    assert [(axis.extent.value, axis.kind) for axis in kernel.schedule.outer] == [(90, "parallel"), (70, "vector")]
