@@ -446,7 +446,7 @@ class TeamWriter(RegionWriter):
 
     def repeat(self, loop: Loop, start: Value, stop: Value, step: int, body: Body) -> None:
         """What a thread adds up, or copies, it takes several iterations at a time of, so that loads do not wait for
-        each other; of what is left of a sum half as many, and so on. The order is the same."""
+        each other. The order is the same."""
         b, r, plain = self.b, self.r, self.repeated
         times = iterations_at_once(loop, r.lanes, self.team.size)
         if times <= 1:
@@ -459,7 +459,7 @@ class TeamWriter(RegionWriter):
             self.hazards = before.copy()  # with what other iterations leave (`Hazards.begin`)
             body()
 
-        def several(times: int) -> None:
+        def several() -> None:
             first = r.env[loop.axis.name]
             places = [first + turn * step for turn in range(times)]
             given = self._loaded(loop, places)
@@ -470,14 +470,9 @@ class TeamWriter(RegionWriter):
         if step > 1:
             count = b.binary("udiv", count + (step - 1), b.const(step, "i64"))
         whole = start + (count & -times) * step
-        run = partial(plain, loop, start, whole, times * step, partial(several, times))
-        self.guarded(b.compare("icmp slt", start, whole), run)
-        while times > 2 and isinstance(loop.body[0], Update):
-            times //= 2
-            first, whole = whole, start + (count & -times) * step
-            run = partial(self.at, loop, first, partial(several, times))
-            self.guarded(b.compare("icmp slt", first, whole), run)
-        self.guarded(b.compare("icmp slt", whole, stop), partial(plain, loop, whole, stop, step, one))
+        is_some, is_rest = b.compare("icmp slt", start, whole), b.compare("icmp slt", whole, stop)
+        self.guarded(is_some, lambda: plain(loop, start, whole, times * step, several))
+        self.guarded(is_rest, lambda: plain(loop, whole, stop, step, one))
 
     def _loaded(self, loop: Loop, places: Sequence[Value]) -> list[dict[Node, Value]]:
         """What iterations at these places load that none of them stores, if they store at all: loads behind a store
