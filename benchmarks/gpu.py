@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -209,6 +209,7 @@ def kernels(args: argparse.Namespace, end: float) -> None:
                     continue
                 try:
                     rows.append(kernel_row(case, dtype, megabytes, names, args.seconds))
+                    print(*rows[-1].cells(names), file=sys.stderr, flush=True)
                 except Exception as error:
                     rows.append(Row(case.name, failed=[f"{case.name}, {dtype}: {type(error).__name__}: {error}"[:200]]))
                     stop_if_lost(error, shown(rows, names, megabytes))
@@ -271,6 +272,37 @@ def not_recorded(name: str) -> Iterator[list[str]]:
         yield found
 
 
+class Measured(NamedTuple):
+    """A step of a model, the host's ms of it, the MB of memory that it takes at most, and seconds of the first one."""
+
+    step: Step
+    host: float
+    peak: float
+    first: float
+    notes: list[str]
+
+
+def measured(name: str, model: str, mode: str, dtype: str, args: argparse.Namespace, want: list[Tensor]) -> Measured:
+    """One compiler's. `want`: eager's results, which are filled in where there are none."""
+    others = in_use()
+    work = workload(model, args.scale, args.batch, mode, dtype)
+    step = model_stepper(work, compiler(name)(work.module), mode, dtype, DEVICE)
+    with not_recorded(name) as reasons:
+        begin = time.perf_counter()
+        got = outcome(work, step)
+        synchronize()
+        first = time.perf_counter() - begin
+        for _ in range(2):
+            step()
+    want += [] if want else got
+    notes = [*reasons]
+    if (error := difference(got, want)) > (6e-2 if dtype != "float32" else 2e-3):
+        notes.append(f"differs from eager by {error:.2g}")
+    step()
+    peak = peak_mb(step, others)
+    return Measured(step, host_us(step, 3) / 1e3, peak, first, notes)
+
+
 def models(args: argparse.Namespace, end: float) -> None:
     names = ["eager", *(name for name in args.compilers if name != "eager")]
     lines, notes, ratios = [], [], dict[str, list[float | None]]()
@@ -280,40 +312,24 @@ def models(args: argparse.Namespace, end: float) -> None:
                 if time.perf_counter() > end:
                     notes.append(f"- {model} {mode} {dtype}: no time left")
                     continue
-                steps: dict[str, Step] = {}
-                first, peak, host = dict[str, float](), dict[str, float](), dict[str, float]()
-                want: list[Tensor] = []
+                label, want = f"{model} {mode} {dtype}", list[Tensor]()
+                found: dict[str, Measured] = {}
                 for name in names:
                     gc.collect()
-                    others = in_use()
                     try:
-                        work = workload(model, args.scale, args.batch, mode, dtype)
-                        step = model_stepper(work, compiler(name)(work.module), mode, dtype, DEVICE)
-                        with not_recorded(name) as reasons:
-                            begin = time.perf_counter()
-                            got = outcome(work, step)
-                            synchronize()
-                            first[name] = time.perf_counter() - begin
-                            for _ in range(2):
-                                step()
-                        notes += [f"- {model} {mode} {dtype}: {name}: {why}" for why in reasons]
-                        want = want or got
-                        if (error := difference(got, want)) > (6e-2 if dtype != "float32" else 2e-3):
-                            notes.append(f"- {model} {mode} {dtype}: {name} differs from eager by {error:.2g}")
-                        del got
-                        step()
-                        peak[name] = peak_mb(step, others)
-                        host[name] = host_us(step, 3) / 1e3
-                        steps[name] = step
+                        found[name] = measured(name, model, mode, dtype, args, want)
+                        notes += [f"- {label}: {name}: {why}" for why in found[name].notes]
                     except Exception as error:
-                        notes.append(f"- {model} {mode} {dtype}: {name}: {type(error).__name__}: {first_line(error)}")
+                        notes.append(f"- {label}: {name}: {type(error).__name__}: {first_line(error)}")
                         stop_if_lost(error, [*map(" | ".join, lines), *notes])
-                ms = in_turn(steps, args.model_seconds)
+                ms = in_turn({name: one.step for name, one in found.items()}, args.model_seconds)
                 for name in names:
                     over = ms[name] / ms["bolide"] if name in ms and "bolide" in ms else None
                     ratios.setdefault(name, []).append(over)
-                columns = [[number(some.get(n)) for n in names] for some in (ms, host, peak, first)]
-                lines.append([f"{model} {mode} {dtype}", *(cell for some in columns for cell in some)])
+                more = [
+                    [number(getattr(found.get(n), part, None)) for n in names] for part in ("host", "peak", "first")
+                ]
+                lines.append([label, *(number(ms.get(n)) for n in names), *(cell for some in more for cell in some)])
                 print(*lines[-1], file=sys.stderr, flush=True)
     means = ", ".join(f"{number(geometric_mean(ratios.get(n, [])))} × {n}" for n in names if n != "bolide")
     header = [f"{n} {what}" for what in ("ms", "host ms", "peak MB", "first s") for n in names]

@@ -286,7 +286,7 @@ def _differentiated(
     except NotImplementedError as error:
         raise Unsupported(str(error), remedy="run it under torch.no_grad()", kind="operator") from error
     tape = tape_of(joint, trace.constants, trace.derivation.functions) if derivable else None
-    if not request.plain:
+    if not request.plain and request.strategy != "default":  # which saves what eager saves
         split_norms(joint.graph, forward_nodes(joint), trace.shapes if trace.has_symbols else None)
     run_passes(joint.graph, request.name)
     parts = partitioned(joint, request.strategy)

@@ -136,7 +136,7 @@ _TABLE: tuple[tuple[Traits, str], ...] = (
     (Traits(product="matrix"), "mm addmm bmm baddbmm"),
     (Traits(product="vector"), "mv addmv dot"),
     (Traits(any_order=True), "avg_pool2d max_pool2d_with_indices"),
-    (Traits(), "max_pool2d_with_indices_backward avg_pool2d_backward cumsum cumprod masked_scatter"),
+    (Traits(), "max_pool2d_with_indices_backward avg_pool2d_backward cumsum cumprod masked_scatter sort topk"),
     (Traits(), "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward convolution convolution_backward bolide::done"),
     (Traits(), "upsample_bilinear2d upsample_bilinear2d_backward"),
     (

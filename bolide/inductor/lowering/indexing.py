@@ -341,7 +341,7 @@ def sort_stable(
 @lowering(aten.topk.default)
 def topk(ctx: Lowering, x: TensorValue, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> object:
     """Without its places: of equal elements eager gives any."""
-    only_values = k > 0 and all(user.args[1] == 0 for user in ctx.node.users)
+    only_values = type(k) is int and k > 0 and all(user.args[1] == 0 for user in ctx.node.users)
     places = _places(ctx, x, dim, largest) if only_values else None
     return EXTERN if places is None else _in_order(ctx, x, places)
 

@@ -339,7 +339,7 @@ def test_gradients_of_gradients_of_operators(derivative: Callable[..., Any]) -> 
     found = []
     compiled = bolide.compile(fn, fullgraph=True)
     for rows in (3, 5):
-        x = torch.randn(rows)
+        x = torch.randn(rows, dtype=torch.float64)
         for each in (fn, compiled):
             leaf = x.clone().requires_grad_()
             (first,) = torch.autograd.grad(each(leaf, x).sum(), leaf, create_graph=True)

@@ -14,7 +14,7 @@ import bolide
 from bolide.functorch import compile_trace, interpret
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace
-from tests.functorch_tools import Compiled, assert_same, check, flat, fresh, gradients
+from tests.functorch_tools import Compiled, assert_same, check, flat, fresh, gradients, underived
 from tests.thread_tools import together
 
 PARTITIONS = ["default", "min_cut"]
@@ -467,16 +467,6 @@ def test_a_derivative_that_does_not_exist_is_missed_in_the_backward_as_in_eager(
     torch.testing.assert_close(out, (x * 1.5) // 3)
     with pytest.raises(RuntimeError, match="derivative for aten::floor_divide is not implemented"):
         out.sum().backward()
-
-
-@torch.library.custom_op("bolide_tests::underived", mutates_args=())
-def underived(x: torch.Tensor) -> torch.Tensor:
-    return x * 3
-
-
-@underived.register_fake
-def _(x):
-    return torch.empty_like(x)
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor", "aot_eager"])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from functorch_tools import assert_same
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -18,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bolide
 from bolide.functorch import aot_function, aot_module, make_boxed_func
+from tests.functorch_tools import assert_same
 
 
 class Quantised(torch.Tensor):
