@@ -24,7 +24,7 @@ from bolide.tracing.meta import TensorMeta, found_in
 from bolide.tracing.modes import engine_pass
 from bolide.tracing.operations.sequences import rnn_layer
 from bolide.tracing.recording.layers import again as recurrent_again
-from bolide.tracing.recording.layers import recurrent
+from bolide.tracing.recording.layers import recurrent, recurrent_forward
 from bolide.tracing.rules.common import is_dense, row_major
 from bolide.tracing.rules.registry import rule
 from bolide.tracing.tensor import AliasGroup, Listener, Recording, TracedTensor
@@ -496,6 +496,7 @@ def replayed(
 REPLAYED: dict[object, Callable[..., Sequence[torch.Tensor]]] = {
     branch: replayed,
     recurrent: recurrent_again,
+    recurrent_forward: recurrent_again,
     rnn_layer: lambda trace, *args: torch.ops.aten.mkldnn_rnn_layer.default(*args),
 }
 """How an operation over graphs is done again, given the trace and its arguments."""

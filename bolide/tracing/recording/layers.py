@@ -1,13 +1,14 @@
 """Recurrent layers over any number of time steps, as one operation.
 
 ATen's `lstm`, `gru`, `rnn_tanh` and `rnn_relu` take a time step at a time, so a trace of them is one of a fixed length.
-`bolide::recurrent` is the whole layer, called when the program runs; `bolide::recurrent_backward` runs the layer again
-with gradients. Both take time first, or packed sequences with their batch sizes, and give results in row-major order,
-as ATen does.
+`bolide::recurrent` is the whole layer, called when the program runs. Where it is differentiated,
+`bolide::recurrent_forward` keeps what the engine has recorded of it, for `bolide::recurrent_backward`. All take time
+first, or packed sequences with their batch sizes, and give results in row-major order, as ATen does.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from bolide.support.errors import Unsupported
 from bolide.tracing.graph import operator
 from bolide.tracing.meta import TensorMeta
-from bolide.tracing.rules.common import row_major
+from bolide.tracing.rules.common import fresh, row_major
 from bolide.tracing.rules.registry import rule
 from bolide.tracing.tensor import Recording, TracedTensor
 
@@ -51,23 +52,57 @@ def _run(
     return [tensor.contiguous() for tensor in results]
 
 
-def _run_backward(
-    kind: str, x: torch.Tensor, batch_sizes: torch.Tensor | None, state: Tensors, weights: Tensors, *rest: Any
-) -> list[torch.Tensor]:
-    biases, layers, bidirectional, tangents = rest
-    leaves = [tensor.detach().requires_grad_() for tensor in (x, *state, *weights)]
-    count = 1 + len(state)
+class _Recorded(bytearray):
+    """The memory of a token: a run of a layer that the engine has recorded lives as long as the token does."""
+
+    leaves: list[torch.Tensor]
+    results: list[torch.Tensor]
+
+
+_recorded: weakref.WeakValueDictionary[int, _Recorded] = weakref.WeakValueDictionary()
+"""By the addresses of tokens, all of which are equal: runs that are compared have equal results."""
+
+
+def _record(
+    kind: str,
+    x: torch.Tensor,
+    batch_sizes: torch.Tensor | None,
+    state: Tensors,
+    weights: Tensors,
+    biases: bool,
+    layers: int,
+    bidirectional: bool,
+) -> _Recorded:
+    run, count = _Recorded(8), 1 + len(state)
+    run.leaves = leaves = [tensor.detach().requires_grad_() for tensor in (x, *state, *weights)]
     with torch.enable_grad():
-        results = _run(
-            kind, leaves[0], batch_sizes, leaves[1:count], leaves[count:], biases, layers, bidirectional, True
-        )
+        given = (leaves[0], batch_sizes, leaves[1:count], leaves[count:])
+        run.results = _run(kind, *given, biases, layers, bidirectional, train=True)
+    return run
+
+
+def _run_forward(*args: Any) -> list[torch.Tensor]:
+    """The results, which the program may write to, and a token."""
+    run = _record(*args)
+    token = torch.frombuffer(run, dtype=torch.int64)
+    _recorded[token.data_ptr()] = run
+    return [*(tensor.detach().clone() for tensor in run.results), token]
+
+
+def _run_backward(*args: Any) -> list[torch.Tensor]:
+    """The run is made again where the token is a copy."""
+    *operands, token, tangents = args
+    run = _recorded.get(token.data_ptr()) or _record(*operands)
     engine = torch.autograd.Variable._execution_engine
-    grads = engine.run_backward(tuple(results), tuple(tangents), False, False, tuple(leaves), True, False)
-    return [torch.zeros_like(leaf) if grad is None else grad.contiguous() for leaf, grad in zip(leaves, grads)]
+    grads = engine.run_backward(tuple(run.results), tuple(tangents), True, False, tuple(run.leaves), True, False)
+    return [torch.zeros_like(leaf) if grad is None else grad.contiguous() for leaf, grad in zip(run.leaves, grads)]
 
 
 recurrent = operator(f"recurrent({_ARGUMENTS}) -> Tensor[]", _run)
-recurrent_backward = operator(f"recurrent_backward({_ARGUMENTS}, Tensor[] tangents) -> Tensor[]", _run_backward)
+recurrent_forward = operator(f"recurrent_forward({_ARGUMENTS}) -> Tensor[]", _run_forward)
+recurrent_backward = operator(
+    f"recurrent_backward({_ARGUMENTS}, Tensor token, Tensor[] tangents) -> Tensor[]", _run_backward
+)
 
 
 @rule("bolide::recurrent")
@@ -76,6 +111,11 @@ def _results(
 ) -> list[TensorMeta]:
     width = state[0].shape[2] * (2 if options[-1] else 1)
     return [row_major(x, (*x.shape[:-1], width)), *(row_major(x, part.shape) for part in state)]
+
+
+@rule("bolide::recurrent_forward")
+def _results_and_token(kind: str, x: TensorMeta, *operands: Any) -> list[TensorMeta]:
+    return [*_results(kind, x, *operands), fresh((1,), torch.int64, torch.device("cpu"))]
 
 
 @rule("bolide::recurrent_backward")
@@ -103,8 +143,11 @@ class _Recurrent(torch.autograd.Function):
     ) -> Any:
         x, *nodes = [trace.unwrap(tensor) for tensor in tensors]
         operands = (kind, x, trace.unwrap(batch_sizes), nodes[:parts], nodes[parts:], *options)
-        ctx.trace, ctx.operands = trace, operands
-        return trace.wrap(trace.call(recurrent, *operands))
+        if not any(ctx.needs_input_grad):
+            return trace.wrap(trace.call(recurrent, *operands))
+        *results, token = trace.call(recurrent_forward, *operands)
+        ctx.trace, ctx.operands = trace, (*operands, token)
+        return trace.wrap(results)
 
     @staticmethod
     def backward(ctx: Any, *tangents: TracedTensor) -> Any:
@@ -127,7 +170,7 @@ def again(
     layers: int,
     bidirectional: bool,
 ) -> Tensors:
-    """A node `bolide::recurrent` once more."""
+    """The results of a node `bolide::recurrent` or `recurrent_forward` once more."""
     if trace is None:
         return _run(kind, x, batch_sizes, state, weights, biases, layers, bidirectional, train=True)
     options = (biases, layers, bidirectional)

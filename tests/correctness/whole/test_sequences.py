@@ -3,6 +3,7 @@ recurrent layers with dropout between layers."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn.utils import rnn
 
+import bolide
+from bolide.tracing.recording import layers
 from tests.ordinary_tools import check_whole, observed
 
 Lengths = torch.Tensor
@@ -231,3 +234,36 @@ def test_a_cache_and_a_table_grow_together() -> None:
         return seen
 
     check_whole(program, versions=7)  # first steps, second ones, whose cache is laid out otherwise, and later ones
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_layer_that_is_trained_runs_once(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backward uses what the engine has recorded, twice if it is asked twice; nothing of it is left."""
+    runs, record = [], layers._record
+    monkeypatch.setattr(layers, "_record", lambda *given: runs.append(given) or record(*given))
+    module = kind(4, 3)
+    compiled = bolide.compile(copy.deepcopy(module), dynamic=True)
+    for steps in (5, 7, 6):
+        x, found = torch.randn(steps, 2, 4), []
+        for each in (module, compiled):
+            leaf = x.clone().requires_grad_()
+            out = each(leaf)[0]
+            out.sin().sum().backward(retain_graph=True)
+            out.mul(2).sum().backward()
+            found.append((leaf.grad, *(parameter.grad.clone() for parameter in each.parameters())))
+            each.zero_grad()
+            out = leaf = None
+        torch.testing.assert_close(found[0], found[1])
+        assert len(runs) == 1
+        runs.clear()
+    assert not layers._recorded
+
+
+def test_a_copy_of_a_token_stands_for_no_run() -> None:
+    x, state, weights = torch.randn(5, 2, 4), [torch.randn(1, 2, 3)], list(nn.GRU(4, 3).parameters())
+    weights = [weight.detach() for weight in weights]
+    operands = ("gru", x, None, state, weights, True, 1, False)
+    *results, token = torch.ops.bolide.recurrent_forward(*operands)
+    tangents = [torch.randn_like(result) for result in results]
+    given, again = (torch.ops.bolide.recurrent_backward(*operands, t, tangents) for t in (token, token.clone()))
+    torch.testing.assert_close(given, again)
