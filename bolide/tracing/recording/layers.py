@@ -81,9 +81,18 @@ def _record(
     return run
 
 
-def _run_forward(*args: Any) -> list[torch.Tensor]:
+def _run_forward(
+    kind: str,
+    x: torch.Tensor,
+    batch_sizes: torch.Tensor | None,
+    state: Tensors,
+    weights: Tensors,
+    biases: bool,
+    layers: int,
+    bidirectional: bool,
+) -> list[torch.Tensor]:
     """The results, which the program may write to, and a token."""
-    run = _record(*args)
+    run = _record(kind, x, batch_sizes, state, weights, biases, layers, bidirectional)
     token = torch.frombuffer(run, dtype=torch.int64)
     _recorded[token.data_ptr()] = run
     return [*(tensor.detach().clone() for tensor in run.results), token]
@@ -114,8 +123,10 @@ def _results(
 
 
 @rule("bolide::recurrent_forward")
-def _results_and_token(kind: str, x: TensorMeta, *operands: Any) -> list[TensorMeta]:
-    return [*_results(kind, x, *operands), fresh((1,), torch.int64, torch.device("cpu"))]
+def _results_and_token(
+    kind: str, x: TensorMeta, batch_sizes: TensorMeta | None, state: list[TensorMeta], *options: bool
+) -> list[TensorMeta]:
+    return [*_results(kind, x, batch_sizes, state, *options), fresh((1,), torch.int64, torch.device("cpu"))]
 
 
 @rule("bolide::recurrent_backward")

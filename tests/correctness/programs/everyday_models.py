@@ -50,7 +50,7 @@ class Obj:
 
     def __init__(self, v):
         self.v = v
-@case(lambda n: torch.randn(2, n, 4))
+@case(lambda n: torch.randn(2, n, 4, dtype=torch.float64))  # rows of four may be nearly constant
 def reformer(x):
     outs = [F.layer_norm(y, (4,)) for y in x.chunk(2, 0)]
     h, a = outs
