@@ -147,6 +147,7 @@ class _Recurrent(torch.autograd.Function):
         ctx: Any,
         trace: Recording,
         kind: str,
+        derived: bool,
         batch_sizes: torch.Tensor | None,
         options: tuple[object, ...],
         parts: int,
@@ -154,7 +155,7 @@ class _Recurrent(torch.autograd.Function):
     ) -> Any:
         x, *nodes = [trace.unwrap(tensor) for tensor in tensors]
         operands = (kind, x, trace.unwrap(batch_sizes), nodes[:parts], nodes[parts:], *options)
-        if not any(ctx.needs_input_grad):
+        if not (derived and any(ctx.needs_input_grad)):
             return trace.wrap(trace.call(recurrent, *operands))
         *results, token = trace.call(recurrent_forward, *operands)
         ctx.trace, ctx.operands = trace, (*operands, token)
@@ -167,7 +168,7 @@ class _Recurrent(torch.autograd.Function):
             reason = "gradients of gradients of a recurrent layer over a symbolic number of steps"
             raise Unsupported(reason, trace.where, "use a fixed number of steps (dynamic=False)", "operator")
         gradients = trace.call(recurrent_backward, *ctx.operands, [trace.unwrap(tangent) for tangent in tangents])
-        return (None, None, None, None, None, *map(trace.wrap, gradients))
+        return (None, None, None, None, None, None, *map(trace.wrap, gradients))
 
 
 def again(
@@ -185,7 +186,8 @@ def again(
     if trace is None:
         return _run(kind, x, batch_sizes, state, weights, biases, layers, bidirectional, train=True)
     options = (biases, layers, bidirectional)
-    return _Recurrent.apply(trace, kind, batch_sizes, options, len(state), x, *state, *weights)  # type: ignore[no-untyped-call,no-any-return]
+    operands = (batch_sizes, options, len(state), x, *state, *weights)
+    return _Recurrent.apply(trace, kind, torch.is_grad_enabled(), *operands)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def layer(kind: str, theirs: Callable[..., Any], packed: bool = False) -> Callable[..., Any]:
@@ -209,7 +211,7 @@ def layer(kind: str, theirs: Callable[..., Any], packed: bool = False) -> Callab
             if ends:
                 out = torch.dropout(out, dropout, True)
             operands = (batch_sizes, options, len(parts), out, *own_state, *own_weights)
-            out, *last = _Recurrent.apply(x._trace, kind, *operands)  # type: ignore[no-untyped-call]
+            out, *last = _Recurrent.apply(x._trace, kind, torch.is_grad_enabled(), *operands)  # type: ignore[no-untyped-call]
             ends.append(last)
         last = [torch.cat(each) for each in zip(*ends)] if dropped else ends[0]
         return (out.transpose(0, 1) if turned else out, *last)

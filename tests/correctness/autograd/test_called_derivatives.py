@@ -100,7 +100,7 @@ def _transposed(ctx: Any, g: torch.Tensor) -> Any:
 
 
 def _nothing(ctx: Any, g: torch.Tensor) -> Any:
-    seen.append(g.sum().item() > 0)
+    seen.append(g.square().sum().item() > 0)  # of two of these, whichever comes last
     return None, None
 
 
