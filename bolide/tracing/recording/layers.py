@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,20 +35,23 @@ _ARGUMENTS = (
 Tensors = Sequence[torch.Tensor]
 
 
-def _run(
-    kind: str,
-    x: torch.Tensor,
-    batch_sizes: torch.Tensor | None,
-    state: Tensors,
-    weights: Tensors,
-    biases: bool,
-    layers: int,
-    bidirectional: bool,
-    train: bool = False,
-) -> list[torch.Tensor]:
-    start = list(state) if kind == "lstm" else state[0]
-    options = (start, list(weights), biases, layers, 0.0, train, bidirectional)
-    run = _LAYERS[kind]
+class _Layer(NamedTuple):
+    """The arguments of the operators: `weights` as ATen takes them, layer by layer, of `layers` in all."""
+
+    kind: str
+    x: torch.Tensor
+    batch_sizes: torch.Tensor | None
+    state: Tensors
+    weights: Tensors
+    biases: bool
+    layers: int
+    bidirectional: bool
+
+
+def _run(layer: _Layer, train: bool = False) -> list[torch.Tensor]:
+    start = list(layer.state) if layer.kind == "lstm" else layer.state[0]
+    options = (start, list(layer.weights), layer.biases, layer.layers, 0.0, train, layer.bidirectional)
+    run, x, batch_sizes = _LAYERS[layer.kind], layer.x, layer.batch_sizes
     results = run(x, *options, False) if batch_sizes is None else run(x, batch_sizes, *options)
     return [tensor.contiguous() for tensor in results]
 
@@ -63,54 +67,38 @@ _recorded: weakref.WeakValueDictionary[int, _Recorded] = weakref.WeakValueDictio
 """By the addresses of tokens, all of which are equal: runs that are compared have equal results."""
 
 
-def _record(
-    kind: str,
-    x: torch.Tensor,
-    batch_sizes: torch.Tensor | None,
-    state: Tensors,
-    weights: Tensors,
-    biases: bool,
-    layers: int,
-    bidirectional: bool,
-) -> _Recorded:
-    run, count = _Recorded(8), 1 + len(state)
-    run.leaves = leaves = [tensor.detach().requires_grad_() for tensor in (x, *state, *weights)]
+def _record(layer: _Layer) -> _Recorded:
+    run, count = _Recorded(8), 1 + len(layer.state)
+    run.leaves = leaves = [tensor.detach().requires_grad_() for tensor in (layer.x, *layer.state, *layer.weights)]
     with torch.enable_grad():
-        given = (leaves[0], batch_sizes, leaves[1:count], leaves[count:])
-        run.results = _run(kind, *given, biases, layers, bidirectional, train=True)
+        run.results = _run(layer._replace(x=leaves[0], state=leaves[1:count], weights=leaves[count:]), train=True)
     return run
 
 
-def _run_forward(
-    kind: str,
-    x: torch.Tensor,
-    batch_sizes: torch.Tensor | None,
-    state: Tensors,
-    weights: Tensors,
-    biases: bool,
-    layers: int,
-    bidirectional: bool,
-) -> list[torch.Tensor]:
+def _run_forward(layer: _Layer) -> list[torch.Tensor]:
     """The results, which the program may write to, and a token."""
-    run = _record(kind, x, batch_sizes, state, weights, biases, layers, bidirectional)
+    run = _record(layer)
     token = torch.frombuffer(run, dtype=torch.int64)
     _recorded[token.data_ptr()] = run
     return [*(tensor.detach().clone() for tensor in run.results), token]
 
 
-def _run_backward(*args: Any) -> list[torch.Tensor]:
-    """The run is made again where the token is a copy."""
-    *operands, token, tangents = args
-    run = _recorded.get(token.data_ptr()) or _record(*operands)
+def _run_backward(layer: _Layer, token: torch.Tensor, tangents: Tensors, wanted: Sequence[bool]) -> list[torch.Tensor]:
+    """The gradients that are `wanted` of input, state and weights. The run is made again where the token is a copy."""
+    run = _recorded.get(token.data_ptr()) or _record(layer)
+    leaves = tuple(compress(run.leaves, wanted))
     engine = torch.autograd.Variable._execution_engine
-    grads = engine.run_backward(tuple(run.results), tuple(tangents), True, False, tuple(run.leaves), True, False)
-    return [torch.zeros_like(leaf) if grad is None else grad.contiguous() for leaf, grad in zip(run.leaves, grads)]
+    grads = engine.run_backward(tuple(run.results), tuple(tangents), True, False, leaves, True, False)
+    return [torch.zeros_like(leaf) if grad is None else grad.contiguous() for leaf, grad in zip(leaves, grads)]
 
 
-recurrent = operator(f"recurrent({_ARGUMENTS}) -> Tensor[]", _run)
-recurrent_forward = operator(f"recurrent_forward({_ARGUMENTS}) -> Tensor[]", _run_forward)
+recurrent = operator(f"recurrent({_ARGUMENTS}) -> Tensor[]", lambda *given: _run(_Layer(*given)))
+recurrent_forward = operator(
+    f"recurrent_forward({_ARGUMENTS}) -> Tensor[]", lambda *given: _run_forward(_Layer(*given))
+)
 recurrent_backward = operator(
-    f"recurrent_backward({_ARGUMENTS}, Tensor token, Tensor[] tangents) -> Tensor[]", _run_backward
+    f"recurrent_backward({_ARGUMENTS}, Tensor token, Tensor[] tangents, bool[] wanted) -> Tensor[]",
+    lambda *given: _run_backward(_Layer(*given[:-3]), *given[-3:]),
 )
 
 
@@ -130,35 +118,23 @@ def _results_and_token(
 
 
 @rule("bolide::recurrent_backward")
-def _gradients(
-    kind: str,
-    x: TensorMeta,
-    batch_sizes: TensorMeta | None,
-    state: list[TensorMeta],
-    weights: list[TensorMeta],
-    *options: object,
-) -> list[TensorMeta]:
-    return [*map(row_major, (x, *state, *weights))]
+def _gradients(kind: str, x: TensorMeta, batch_sizes: TensorMeta | None, *given: Any) -> list[TensorMeta]:
+    state, weights, *_, wanted = given
+    return [*map(row_major, compress((x, *state, *weights), wanted))]
 
 
 class _Recurrent(torch.autograd.Function):
+    """Its tensors are the input, the state and the weights of a layer, which has the other arguments."""
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        trace: Recording,
-        kind: str,
-        derived: bool,
-        batch_sizes: torch.Tensor | None,
-        options: tuple[object, ...],
-        parts: int,
-        *tensors: TracedTensor,
-    ) -> Any:
-        x, *nodes = [trace.unwrap(tensor) for tensor in tensors]
-        operands = (kind, x, trace.unwrap(batch_sizes), nodes[:parts], nodes[parts:], *options)
+    def forward(ctx: Any, trace: Recording, layer: _Layer, derived: bool, *tensors: TracedTensor) -> Any:
+        x, *nodes = map(trace.unwrap, tensors)
+        count, batch_sizes = len(layer.state), trace.unwrap(layer.batch_sizes)
+        given = layer._replace(x=x, batch_sizes=batch_sizes, state=nodes[:count], weights=nodes[count:])
         if not (derived and any(ctx.needs_input_grad)):
-            return trace.wrap(trace.call(recurrent, *operands))
-        *results, token = trace.call(recurrent_forward, *operands)
-        ctx.trace, ctx.operands = trace, (*operands, token)
+            return trace.wrap(trace.call(recurrent, *given))
+        *results, token = trace.call(recurrent_forward, *given)
+        ctx.trace, ctx.operands = trace, (*given, token)
         return trace.wrap(results)
 
     @staticmethod
@@ -167,27 +143,20 @@ class _Recurrent(torch.autograd.Function):
         if torch.is_grad_enabled():
             reason = "gradients of gradients of a recurrent layer over a symbolic number of steps"
             raise Unsupported(reason, trace.where, "use a fixed number of steps (dynamic=False)", "operator")
-        gradients = trace.call(recurrent_backward, *ctx.operands, [trace.unwrap(tangent) for tangent in tangents])
-        return (None, None, None, None, None, None, *map(trace.wrap, gradients))
+        _, _, _, *wanted = ctx.needs_input_grad
+        gradients = iter(trace.call(recurrent_backward, *ctx.operands, [*map(trace.unwrap, tangents)], wanted))
+        return (None, None, None, *(trace.wrap(next(gradients)) if each else None for each in wanted))
 
 
-def again(
-    trace: Recording | None,
-    kind: str,
-    x: torch.Tensor,
-    batch_sizes: torch.Tensor | None,
-    state: Tensors,
-    weights: Tensors,
-    biases: bool,
-    layers: int,
-    bidirectional: bool,
-) -> Tensors:
+def _traced(trace: Recording, layer: _Layer) -> Tensors:
+    """The results of a layer of traced tensors, with a derivative if grad mode is on."""
+    tensors = (layer.x, *layer.state, *layer.weights)
+    return _Recurrent.apply(trace, layer, torch.is_grad_enabled(), *tensors)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def again(trace: Recording | None, *given: Any) -> Tensors:
     """The results of a node `bolide::recurrent` or `recurrent_forward` once more."""
-    if trace is None:
-        return _run(kind, x, batch_sizes, state, weights, biases, layers, bidirectional, train=True)
-    options = (biases, layers, bidirectional)
-    operands = (batch_sizes, options, len(state), x, *state, *weights)
-    return _Recurrent.apply(trace, kind, torch.is_grad_enabled(), *operands)  # type: ignore[no-untyped-call,no-any-return]
+    return _run(_Layer(*given), train=True) if trace is None else _traced(trace, _Layer(*given))
 
 
 def layer(kind: str, theirs: Callable[..., Any], packed: bool = False) -> Callable[..., Any]:
@@ -204,14 +173,13 @@ def layer(kind: str, theirs: Callable[..., Any], packed: bool = False) -> Callab
         out = x.transpose(0, 1) if turned else x
         dropped = train and dropout and layers > 1
         count = layers if dropped else 1  # of operations
-        options = (biases, layers // count, bidirectional)
         states = zip(*(part.chunk(count) for part in parts)) if dropped else [parts]
         ends: list[Any] = []
         for own_state, own_weights in zip(states, _parts(weights, count)):
             if ends:
                 out = torch.dropout(out, dropout, True)
-            operands = (batch_sizes, options, len(parts), out, *own_state, *own_weights)
-            out, *last = _Recurrent.apply(x._trace, kind, torch.is_grad_enabled(), *operands)  # type: ignore[no-untyped-call]
+            own = _Layer(kind, out, batch_sizes, own_state, own_weights, biases, layers // count, bidirectional)
+            out, *last = _traced(x._trace, own)
             ends.append(last)
         last = [torch.cat(each) for each in zip(*ends)] if dropped else ends[0]
         return (out.transpose(0, 1) if turned else out, *last)

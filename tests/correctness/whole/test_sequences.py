@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -236,21 +236,26 @@ def test_a_cache_and_a_table_grow_together() -> None:
     check_whole(program, versions=7)  # first steps, second ones, whose cache is laid out otherwise, and later ones
 
 
+@pytest.mark.parametrize("frozen", [(), ("weight_ih_l0", "bias_hh_l0"), ("x",)])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_a_layer_that_is_trained_runs_once(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_that_is_trained_runs_once(
+    kind: type[nn.Module], frozen: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its backward uses what the engine has recorded, twice if it is asked twice; nothing of it is left."""
     runs, record = [], layers._record
     monkeypatch.setattr(layers, "_record", lambda *given: runs.append(given) or record(*given))
     module = kind(4, 3)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name not in frozen)
     compiled = bolide.compile(copy.deepcopy(module), dynamic=True)
     for steps in (5, 7, 6):
         x, found = torch.randn(steps, 2, 4), []
         for each in (module, compiled):
-            leaf = x.clone().requires_grad_()
+            leaf = x.clone().requires_grad_("x" not in frozen)
             out = each(leaf)[0]
             out.sin().sum().backward(retain_graph=True)
             out.mul(2).sum().backward()
-            found.append((leaf.grad, *(parameter.grad.clone() for parameter in each.parameters())))
+            found.append([None if t.grad is None else t.grad.clone() for t in (leaf, *each.parameters())])
             each.zero_grad()
             out = leaf = None
         torch.testing.assert_close(found[0], found[1])
@@ -265,5 +270,7 @@ def test_a_copy_of_a_token_stands_for_no_run() -> None:
     operands = ("gru", x, None, state, weights, True, 1, False)
     *results, token = torch.ops.bolide.recurrent_forward(*operands)
     tangents = [torch.randn_like(result) for result in results]
-    given, again = (torch.ops.bolide.recurrent_backward(*operands, t, tangents) for t in (token, token.clone()))
+    wanted = [False, True, *[True] * len(weights)]
+    given, again = (torch.ops.bolide.recurrent_backward(*operands, t, tangents, wanted) for t in (token, token.clone()))
     torch.testing.assert_close(given, again)
+    assert [grad.shape for grad in given] == [tensor.shape for tensor in (*state, *weights)]
