@@ -259,8 +259,8 @@ def of_one_term(definition: Computed, known: Mapping[str, Computed], values: Inl
     for op, bound in (("ge", Expr.const(0)), ("lt", extent)):
         others.append(Node.make(op, torch.bool, (place, _number(bound))))
     value = Node.make("where", value.dtype, (functools.reduce(_both, others), term, zero))
-    for dtype in reversed(casts):
-        value = Node.make("cast", dtype, (value,))
+    for dtype in (*reversed(casts), definition.dtype):
+        value = value if value.dtype is dtype else Node.make("cast", dtype, (value,))
     return replace(definition, value=value, reduce_op=None, reduce_axes=())
 
 

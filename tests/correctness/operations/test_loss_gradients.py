@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,21 @@ def test_little_is_kept_and_nothing_is_summed_in_the_backward(dtype: torch.dtype
     assert max(made) <= 20
     updates = [s for k in backward.plan.kernels for s in statements(k.body) if isinstance(s, Update)]
     assert len(backward.plan.kernels) == 1 and not updates
+
+
+def test_sums_of_one_term_are_of_their_dtype(seed: int) -> None:
+    """Whatever the dtypes of the terms and of the sum, and whoever reads it."""
+    torch.manual_seed(seed)
+    for dtype, total in product((torch.float32, torch.bfloat16, torch.float16, torch.int32), repeat=2):
+        values, mask, others = torch.randn(6).mul(9).to(dtype), torch.rand(6) < 0.5, torch.randn(6).to(total)
+        target = torch.randint(-1, 8, (6,))
+
+        def chosen(values: torch.Tensor, target: torch.Tensor, mask: Any, others: Any, total: Any = total) -> Any:
+            there = target[:, None] == torch.arange(7)
+            return torch.where(mask, torch.where(there, values[:, None], 0).sum(1, dtype=total), others)
+
+        given = (values, target, mask, others)
+        torch.testing.assert_close(bolide.compile(chosen)(*given), chosen(*given), rtol=0, atol=0)
 
 
 def test_a_log_softmax_that_is_given_back_is_as_in_eager() -> None:
