@@ -30,7 +30,7 @@ from bolide.inductor.ir.loops import Axis, Flag, Init, Kernel, Loop, Node, Stmt,
 from bolide.inductor.ir.rewrites import ANY, of_any_extent
 from bolide.inductor.ir.verify import verify
 from bolide.inductor.machine import HOPPER
-from bolide.inductor.plan import Alloc, Launch, Plan, Ref, Reuse, Step, TensorInput, TensorType, all_steps
+from bolide.inductor.plan import Alloc, Copy, Launch, Plan, Ref, Reuse, Step, TensorInput, TensorType, View, all_steps
 from bolide.inductor.plan.batches import Batcher, without_unused
 from bolide.inductor.plan.interpret import interpret as run_plan
 from bolide.inductor.plan.verify import verify as verify_plan
@@ -115,20 +115,30 @@ def test_extents_are_as_they_are_where_places_depend_on_them() -> None:
 
 def random_plan(rng: random.Random) -> Plan:
     """Launches of two kernels, with tensors that are made, and written again in the memory of others that are read no
-    more."""
+    more, views of them, and copies, at which other launches begin."""
     kernels = (pointwise(32), pointwise(48))
     inputs = [(f"x{n}", 32 if n % 2 else 48) for n in range(6)]
-    given = tuple([TensorInput(name, _type(length)) for name, length in inputs])
+    given = tuple([TensorInput(name, _type(length)) for name, length in (*inputs, ("copied", 32))])
     steps: list[Step] = []
     known = list(inputs)
+    views: dict[str, list[str]] = {}  # the names of the same memory, by each of them
     for n in range(rng.randint(2, 24)):
         length = rng.choice((32, 48))
+        if rng.random() < 0.2:
+            name, length = rng.choice(known)
+            views.setdefault(name, [name]).append(f"v{n}")
+            views[f"v{n}"] = views[name]
+            steps.append(View(f"v{n}", name, _type(length), Expr.const(0)))
+            known.append((f"v{n}", length))
+        if rng.random() < 0.2:
+            steps.append(Copy("copied", rng.choice([name for name, other in known if other == 32])))
         reads = [rng.choice([name for name, other in known if other == length]) for _ in range(2)]
         name = f"t{n}"
         lost = rng.choice([*reads, None])
-        if lost is not None and len([other for _, other in known if other == length]) > 2:
-            steps.append(Reuse(name, lost))
-            known.remove((lost, length))
+        gone = [] if lost is None else views.get(lost, [lost])
+        if gone and len([other for _, other in known if other == length]) > 1 + len(gone):
+            steps.append(Reuse(name, gone[0]))
+            known = [each for each in known if each[0] not in gone]
         else:
             steps.append(Alloc(name, _type(length)))
         known.append((name, length))

@@ -64,7 +64,10 @@ class Batcher:
         says so."""
         done: list[Step] = []
         run: list[Step] = []
+        roots: dict[str, str] = {}  # a tensor -> the one whose memory it is in
         for step in (*steps, None):
+            if isinstance(step, (Reuse, View)):
+                roots[step.name] = roots.get(step.base, step.base)
             if isinstance(step, (Alloc, Reuse, View)) or (
                 isinstance(step, Launch)
                 and self.is_wanted(self.kernels[step.kernel])
@@ -72,14 +75,13 @@ class Batcher:
             ):
                 run.append(step)
                 continue
-            done += self._batched(run, kept) if sum(isinstance(one, Launch) for one in run) > 1 else run
+            done += self._batched(run, kept, roots) if sum(isinstance(one, Launch) for one in run) > 1 else run
             run = []
             done += [] if step is None else [step]
         return done
 
-    def _batched(self, run: Sequence[Step], kept: Collection[str]) -> list[Step]:
+    def _batched(self, run: Sequence[Step], kept: Collection[str], roots: Mapping[str, str]) -> list[Step]:
         batches: list[_Batch] = []
-        roots: dict[str, str] = {}  # a tensor -> the one whose memory it is in
         made: dict[str, int] = {}  # a tensor -> the batch before which it is made
         written: dict[str, int] = {}  # memory -> the last batch that writes it
         touched: dict[str, int] = {}  # the same of those that read or write it
@@ -87,9 +89,6 @@ class Batcher:
         for step in run:
             if not isinstance(step, Launch):
                 before.append(step)
-                (name,) = defined_names(step)
-                (base,) = used_names(step) or (name,)
-                roots[name] = roots.get(base, base)
                 continue
             params = self.kernels[step.kernel].launch_params
             writes = {roots.get(n, n) for n, param in zip(step.arguments, params) if param.role != "in"}
