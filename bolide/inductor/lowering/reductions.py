@@ -189,7 +189,7 @@ def _in_one_pass(
     n = sc.index(count(x, dims), compute)
 
     def deviations(square: Node, apart: Node) -> Node:
-        return sc.maximum(sc.sub(square, sc.div(sc.square(apart), n)), 0.0)
+        return sc.maximum(sc.sub(square, sc.mul(apart, sc.div(apart, n))), 0.0)  # whose square may be infinite
 
     average = ctx.each(compute, lambda near, apart: sc.add(near, sc.div(apart, n)), near, total)
     return (

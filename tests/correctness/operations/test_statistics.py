@@ -38,7 +38,7 @@ def random_rows(rng: random.Random) -> tuple[Tensor, tuple[int, ...]]:
     shape = (rng.randint(2, 4), rng.randint(1, 5), rng.randint(5, 12), rng.randint(5, 12))
     dims = rng.choice([(2, 3), (0, 2, 3), (0, 1, 2, 3), (1, 2, 3)])
     x = torch.randn(shape, dtype=torch.float64)
-    kind = rng.choice(["plain", "far", "trend", "first", "same", "small"])
+    kind = rng.choice(["plain", "far", "trend", "first", "same", "small", "large"])
     if kind == "far":
         x += 1000.0
     elif kind == "trend":
@@ -50,6 +50,8 @@ def random_rows(rng: random.Random) -> tuple[Tensor, tuple[int, ...]]:
         x = torch.full(shape, 3.7, dtype=torch.float64)
     elif kind == "small":
         x *= 1e-6
+    elif kind == "large":
+        x = (x + torch.arange(x.numel()).reshape(shape)) * 1e14
     return x, dims
 
 
