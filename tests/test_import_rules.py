@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -162,6 +163,13 @@ def test_nothing_uses_what_bolide_replaces(module: str) -> None:
     if module == "bolide.demo.train":
         wrong -= {"torch.compile"}
     assert not wrong, f"{module} uses {sorted(wrong)}"
+
+
+def test_modules_of_tests_are_read_once() -> None:
+    """pytest names `test_x.py` `test_x`: as `tests.….test_x` it would be read again, and register all twice."""
+    twice = re.compile(r"^\s*(?:from|import) tests\.\S*\btest_\w+", re.MULTILINE)
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    assert not {name: found for name, text in texts.items() if (found := twice.findall(text))}
 
 
 def test_there_are_no_import_cycles() -> None:

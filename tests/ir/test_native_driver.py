@@ -26,6 +26,7 @@ from bolide.inductor.runtime.native.program import Operand, Writer
 from bolide.support.symbols import symbol_address
 from bolide.symbolic import Expr
 from tests.plan_tools import native_programs
+from tests.thread_tools import together
 
 HEADERS = ("generated/c_shim_cpu.h", "c/shim_cpu.h", "c/shim.h")
 
@@ -319,17 +320,10 @@ def test_threads_share_a_program() -> None:
     w = torch.randn(3000, 20)
     for _ in range(3):
         compiled(torch.randn(8, 3000), w)
-    faults: list[str] = []
 
-    def work() -> None:
+    def work(_: int) -> None:
         for _ in range(200):
             x = torch.randn(8, 3000)
-            if not torch.allclose(compiled(x, w), (x @ w).relu().sum(-1), atol=1e-4):
-                faults.append("differs")
+            torch.testing.assert_close(compiled(x, w), (x @ w).relu().sum(-1), rtol=1e-5, atol=1e-4)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not faults
+    together(work, 4)

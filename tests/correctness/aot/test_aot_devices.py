@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import bolide
-from bolide.aot import gpu
+from bolide.aot import capture, gpu
+from bolide.aot import library as making
 from bolide.inductor.machine import HOPPER, host_target
 from bolide.support.engine import emit
 from tests.plan_tools import plans_of
+from tests.thread_tools import together
 
 WITH_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=WITH_GPU)])
@@ -77,23 +79,14 @@ def test_an_input_that_is_written(device: str, tmp_path: Path) -> None:
 def test_several_threads(device: str, tmp_path: Path) -> None:
     model = Model().to(device).eval()
     loaded = library(tmp_path, model, (torch.randn(5, 24, device=device),), dynamic_shapes=({0: "batch"},))
-    wrong: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            for rows in range(2, 20):
-                x = torch.randn(rows, 24, device=device)
-                with torch.no_grad():
-                    torch.testing.assert_close(loaded(x), model(x), **CLOSE)
-        except BaseException as error:
-            wrong.append(error)
+    def work(_: int) -> None:
+        for rows in range(2, 20):
+            x = torch.randn(rows, 24, device=device)
+            with torch.no_grad():
+                torch.testing.assert_close(loaded(x), model(x), **CLOSE)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    together(work, 4)
 
 
 @WITH_GPU
@@ -106,6 +99,22 @@ def test_both_devices_and_another_stream(tmp_path: Path) -> None:
         results = loaded(x, here)
     stream.synchronize()
     torch.testing.assert_close(results, mixing(x, here), **CLOSE)
+
+
+@pytest.mark.parametrize("devices", [("cuda:0", "cuda:1"), ("meta",)], ids=str)
+def test_a_library_is_for_one_gpu_at_most(devices: tuple[str, ...]) -> None:
+    graph = fx.Graph()
+    for number, name in enumerate(("cpu", *devices, devices[0])):
+        graph.placeholder(f"x{number}").meta["val"] = SimpleNamespace(device=torch.device(name))
+    with pytest.raises(bolide.Unsupported, match=f"at most one GPU, not for {', '.join(devices)}"):
+        capture._device_of(fx.GraphModule({}, graph))
+
+
+def test_a_library_whose_driver_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making, "_TORCH", ("libtorch_cpu.so", "libof_no_driver.so"))
+    path = bolide.aot_compile(torch.sin, (torch.randn(3),), path=tmp_path / "model.pt2")
+    with pytest.raises(RuntimeError, match=r"cannot be loaded here: libof_no_driver\.so"):
+        bolide.load(path)
 
 
 def test_host_functions_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

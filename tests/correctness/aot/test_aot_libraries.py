@@ -4,7 +4,6 @@ are refused by name."""
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch.export import AdditionalInputs, Dim, ShapesCollection
 
 import bolide
 from bolide.inductor import aot_compile
+from tests.thread_tools import together
 
 Program = Callable[..., object]
 
@@ -303,18 +303,11 @@ def test_an_operator_that_needs_python_is_named(tmp_path: Path) -> None:
 def test_many_threads_run_one_library(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
     library = made(tmp_path, model, (torch.randn(8, 16),), dynamic_shapes=({0: "batch"},))
-    wrong: list[object] = []
 
-    def run(batch: int) -> None:
+    def run(number: int) -> None:
         for _ in range(50):
-            x = torch.randn(batch, 16)
+            x = torch.randn(2 + number, 16)
             with torch.no_grad():
-                if not torch.allclose(library(x), model(x), atol=1e-5):
-                    wrong.append(batch)
+                torch.testing.assert_close(library(x), model(x), rtol=1e-5, atol=1e-5)
 
-    threads = [threading.Thread(target=run, args=(batch,)) for batch in range(2, 10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    together(run, 8)

@@ -14,7 +14,18 @@ import bolide
 from bolide.functorch import compile_trace, interpret
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace
-from tests.functorch_tools import Compiled, assert_same, check, flat, fresh, gradients, underived
+from tests.functorch_tools import (
+    NON_LEAF_WRITES,
+    VIEWS,
+    WRITES,
+    Compiled,
+    assert_same,
+    check,
+    flat,
+    fresh,
+    gradients,
+    underived,
+)
 from tests.thread_tools import together
 
 PARTITIONS = ["default", "min_cut"]
@@ -89,53 +100,6 @@ def test_dropout_uses_one_mask_forward_and_backward(partition: str) -> None:
 
 # ---- outputs: identities, views, dtypes ---------------------------------------------------------------------------
 
-VIEWS = {
-    "input_itself": lambda x: x,
-    "input_and_more": lambda x: (x, x * 2, x),
-    "view_of_input": lambda x: x.view(-1),
-    "views_of_input": lambda x: (x.t(), x[1:], x * 3, x.t()),
-    "detached_input": lambda x: (x.detach(), x * 2),
-    "same_twice": lambda x: (y := x * 2, y),
-    "equal_twice": lambda x: (x * 2, x * 2),
-    "view_of_output": lambda x: (y := x * 2, y.view(-1)),
-    "two_views_of_hidden": lambda x: ((y := x * 2).t(), y[0]),
-    "split": lambda x: (x * 2).chunk(2),
-    "detached_output": lambda x: (y := x * 2, y.detach()),
-    "one_view": lambda x: (x * 2).t(),
-    "gappy_view": lambda x: (x * 2)[:, ::2],
-    "expanded": lambda x: x.sum(0).expand(3, 4),
-    "clone": lambda x: x.clone(),
-    "clone_view": lambda x: x.clone().view(-1),
-    "integers": lambda x: (x > 0, x.argmax(), x * 2),
-    "no_grad_inside": lambda x: _no_grad(x),
-    "transposed_result": lambda x: x.t() * 2,
-    "constant": lambda x: (torch.arange(4), x + torch.ones(4)),
-    "copied_into_fresh": lambda x: torch.empty(2, 4).copy_(x),
-    "only_detached": lambda x: x.detach() * 2,
-    "unused": lambda x: torch.zeros(3),
-    "dropped_view_write": lambda x: _write_view(x * 2),
-    "alias_written": lambda x: _write_alias(x * 2),
-}
-
-
-def _no_grad(x):
-    y = x * 2
-    with torch.no_grad():
-        z = y + x
-        v = y.view(-1)
-    return y, z, v
-
-
-def _write_view(y):
-    y[0].mul_(3)
-    return y.sin()
-
-
-def _write_alias(y):
-    v = y.view(-1)
-    v.add_(1)
-    return y, v
-
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("name", VIEWS)
@@ -179,15 +143,6 @@ def test_writing_to_an_output_as_in_eager() -> None:
 
 # ---- inputs: writes, kinds ----------------------------------------------------------------------------------------
 
-WRITES = {
-    "add": lambda x, w: (x.add_(1), x * w),
-    "before_and_after": lambda x, w: ((x * 2).sum() * w, x.mul_(2), x.sum() * w),
-    "through_view": lambda x, w: (x.view(-1)[2:].zero_(), x * w),
-    "returns_input": lambda x, w: (x.copy_(w.detach()), w * 2),
-    "swap": lambda x, w: (x.copy_(x.flip(0)), w * 2),
-    "fill": lambda x, w: (x.fill_(3.0)[0], w * 2),
-}
-
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("name", WRITES)
@@ -210,19 +165,6 @@ def test_write_that_becomes_part_of_the_history() -> None:
         results.append((x, y, *torch.autograd.grad((x * y).sum(), w)))
     for one, other in zip(*results):
         assert_same(one, other)
-
-
-NON_LEAF_WRITES = {
-    "with_history": lambda x: (x.mul_(2).sin(), x),
-    "without": lambda x: (_without_grad(x), x.exp()),
-    "through_a_view": lambda x: (x.view(-1)[1:].mul_(3), x.sum()),
-}
-
-
-def _without_grad(x):
-    with torch.no_grad():
-        x.mul_(2)
-    return x.sin()
 
 
 @pytest.mark.parametrize("name", NON_LEAF_WRITES)

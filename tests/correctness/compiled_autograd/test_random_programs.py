@@ -13,7 +13,7 @@ import torch
 import bolide
 from bolide.dynamo import compiled_autograd
 from tests.compiled_autograd_tools import assert_same
-from tests.fuzz.test_functorch_programs import program
+from tests.fuzz.writers.matrix_programs import program
 
 PROGRAMS = 60
 

@@ -17,6 +17,7 @@ from bolide.dynamo import compiled_autograd
 from bolide.support import events, log
 from bolide.tracing import modes
 from tests.compiled_autograd_tools import captures
+from tests.thread_tools import together
 
 
 def backward(size: int = 3) -> torch.Tensor:
@@ -155,22 +156,13 @@ def test_inputs_are_released_as_they_are_consumed() -> None:
 def test_threads() -> None:
     """They take turns; afterwards passes are captured as before."""
     compiled_autograd.reset()
-    failed: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            for size in range(1, 60):
-                backward(size)
-        except BaseException as error:
-            failed.append(error)
+    def work(_: int) -> None:
+        for size in range(1, 60):
+            backward(size)
 
     with compiled_autograd.enable(lambda gm: gm):
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failed
+        together(work, 4)
         torch.randn(3, requires_grad=True).cos().sum().backward()
     assert captures() == 2
     assert not compiled_autograd.compiled_autograd_enabled

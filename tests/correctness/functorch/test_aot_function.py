@@ -32,9 +32,8 @@ from bolide.functorch.partitioners import (
 )
 from bolide.support import events
 from bolide.support.errors import Unsupported
-from tests.correctness.autograd.test_functorch_calls import NON_LEAF_WRITES, VIEWS, WRITES
-from tests.functorch_tools import assert_same, check, flat, fresh, same_objects
-from tests.fuzz.test_functorch_programs import REFUSALS, outcome, program
+from tests.functorch_tools import NON_LEAF_WRITES, VIEWS, WRITES, assert_same, check, flat, fresh, same_objects
+from tests.fuzz.writers.matrix_programs import REFUSALS, outcome, program
 
 PARTITIONS = {
     "default": default_partition,

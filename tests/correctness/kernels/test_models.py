@@ -6,54 +6,19 @@ A value computed by the compiled model may be as far from the float64 one as eag
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 import bolide
 from benchmarks import models
+from tests.model_tools import run, strides, without_dropout
 
 NAMES = ["gpt2", "bert", "llama", "vit", "t5", "resnet18", "resnet50", "unet", "lstm", "mlp"]
 FLOOR = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
-
-
-def without_dropout(module: nn.Module) -> nn.Module:
-    for part in module.modules():
-        for name in ("p", "dropout", "attention_dropout", "dropout_rate", "hidden_dropout"):
-            if isinstance(vars(part).get(name), float):
-                setattr(part, name, 0.0)
-    return module
-
-
-def tensors(result: Any) -> list[torch.Tensor]:
-    result = dict(result) if isinstance(result, dict) else result
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-
-
-def strides(tensor: torch.Tensor) -> list[int]:
-    """Those that say where elements are."""
-    return [step for step, size in zip(tensor.stride(), tensor.shape) if size > 1]
-
-
-def run(work: models.Workload, module: Any, training: bool, dtype: torch.dtype, autocast: bool) -> list[torch.Tensor]:
-    """The results of one call, or the loss, the gradients and the buffers after one training step."""
-    module.train(training)
-    inputs = {**work.inputs, **(work.targets if training else {})}
-    inputs = {key: models.cast(value, dtype) for key, value in inputs.items()}
-    context = torch.autocast("cpu", dtype=torch.bfloat16) if autocast else contextlib.nullcontext()
-    with torch.set_grad_enabled(training), context:
-        result = module(**inputs)
-    if not training:
-        return tensors(result)
-    loss = work.loss(result)
-    loss.backward()
-    return [loss, *(p.grad for p in module.parameters() if p.grad is not None), *module.buffers()]
 
 
 def build(name: str) -> models.Workload:

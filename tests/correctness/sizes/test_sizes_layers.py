@@ -12,19 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import bolide
-from bolide.support import events
+from tests.model_tools import installed
 
 LENGTHS = (3, 5, 7, 11, 4, 2, 16)
-
-
-def installed(call: Any) -> tuple[Any, int]:
-    """The result of a call, and how many versions it has compiled."""
-    seen: list[Any] = []
-    events.subscribers.append(seen.append)
-    try:
-        return call(), sum(isinstance(event, events.Installed) for event in seen)
-    finally:
-        events.subscribers.remove(seen.append)
 
 
 LAYERS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {

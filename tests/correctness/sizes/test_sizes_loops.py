@@ -16,7 +16,7 @@ from bolide.dynamo.entry import limits
 from bolide.dynamo.guards import texts as guards
 from bolide.support import events
 from bolide.symbolic import Expr, SymNode
-from tests.correctness.sizes.test_sizes_layers import installed
+from tests.model_tools import installed
 
 LENGTHS = (3, 5, 7, 9, 4, 12, 2, 15, 6, 8, 20, 11)
 

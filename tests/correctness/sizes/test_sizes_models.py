@@ -13,8 +13,7 @@ import torch
 
 import bolide
 from benchmarks import models
-from tests.correctness.kernels.test_models import run, strides, without_dropout
-from tests.correctness.sizes.test_sizes_layers import installed
+from tests.model_tools import installed, run, strides, without_dropout
 
 SIZES = ((4, 12), (5, 12), (5, 13), (3, 17), (7, 5), (2, 2), (11, 24))  # batch, sequence
 #: model, and the versions it takes: one, one for each dimension that changes, those for sizes that are special to it
