@@ -112,7 +112,8 @@ def aot_compile(
 def load(path: str | Path) -> Loaded:
     """What `aot_compile` has written, as a callable that takes what the model took.
 
-    Raises FileNotFoundError; BolideError for another file; RuntimeError for a CPU that lacks what the library needs."""
+    Raises FileNotFoundError; BolideError for another file; RuntimeError on a machine that lacks what the library needs:
+    features of its CPU, or the GPU and its driver."""
     from bolide.aot.package import load_library
 
     return load_library(Path(path))

@@ -103,10 +103,11 @@ def program_of(
 
 
 def _device_of(module: fx.GraphModule) -> torch.device:
-    """The GPU of a graph, or the CPU. Raises Unsupported for several."""
+    """The GPU of a graph, or the CPU. Raises Unsupported for several, and for other devices."""
     found = {device_of(node.meta.get("val")) for node in module.graph.nodes} - {CPU}
     if len(found) > 1 or any(device.type != "cuda" for device in found):
-        raise Unsupported(f"a library is for one GPU, not for {sorted(map(str, found))}", kind="input")
+        names = ", ".join(sorted(map(str, found)))
+        raise Unsupported(f"a library is for the CPU and at most one GPU, not for {names}", kind="input")
     return next(iter(found), CPU)
 
 

@@ -17,8 +17,8 @@ Number = int | float | bool
 
 @dataclass(frozen=True)
 class Constant:
-    """A tensor that a library holds, by the name that the model has for it; `kind`: of `layout`. `tensor`
-    is on the CPU, `device` says where it is used."""
+    """A tensor that a library holds, by the name that the model has for it; `kind`: of `layout`. `tensor` is on the
+    CPU, `device` says where it is used."""
 
     name: str
     tensor: torch.Tensor
@@ -45,8 +45,8 @@ class Contents:
     the places of inputs that are written. `words`: which size of which of the plan's inputs each of its words is.
     `results`: tensors of the plan, sizes, and constants.
     `leaves`: what each leaf of the result is, "tensor", "number" or "none". `fixed`: the texts of the arguments' leaves
-    that are no tensors, by their places among all: the program is for these only. `device`: the GPU of the
-    program, or the CPU.
+    that are no tensors, by their places among all: the program is for these only. `device`: the GPU of the program, or
+    the CPU.
     """
 
     plan: Plan

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
+from bolide.inductor.codegen.compiler import different_of
 from bolide.inductor.codegen.cuda.host import host_text
 from bolide.inductor.codegen.cuda.kernels import Launch, gpu_module
 from bolide.inductor.codegen.cuda.ptx import ptx_of
 from bolide.inductor.ir.loops import Kernel
-from bolide.inductor.ir.structure import Structure, structure_of
-from bolide.inductor.ir.verify import verify
 from bolide.inductor.machine import Machine, Target
 from bolide.inductor.runtime.cuda.driver_api import image_of
 from bolide.inductor.runtime.cuda.host import ENTRY, FUNCTIONS, TABLE
@@ -51,21 +50,15 @@ class GpuCode:
 def code_of(
     kernels: Sequence[Kernel], machine: Machine, device: torch.device, host: Target, sizes: Mapping[str, int]
 ) -> GpuCode:
-    """The code of a GPU's kernels. `host`: the instructions of the CPU's that launch them."""
-    structures = [structure_of(kernel) for kernel in kernels]
-    different: dict[Structure, Kernel] = {}
-    for structure, kernel in zip(structures, kernels):
-        different.setdefault(structure, kernel)
-    for kernel in different.values():
-        verify(kernel, sizes, machine.most_local_bytes)
-    text, launches = gpu_module([*different.values()], machine)
+    """The code of a GPU's kernels. `host`: the CPU that launches them."""
+    different, places = different_of(kernels, machine, sizes)
+    text, launches = gpu_module(different, machine)
     index = device.index or 0
     image = image_of(ptx_of(text, machine.target).encode(), index)
     modules, regions = [], []
-    for number, (kernel, own) in enumerate(zip(different.values(), launches)):
+    for number, (kernel, own) in enumerate(zip(different, launches)):
         modules.append(_host(host_text(kernel, own, index, host), number, own))
         regions += [Region(launch.symbol, f"gpu_table{number}", FUNCTIONS + at) for at, launch in enumerate(own)]
-    names = {structure: f"gpu_kernel{number}" for number, structure in enumerate(different)}
     tables = [f"@gpu_table{number} = external hidden global i64" for number in range(len(different))]
     data = "\n".join(
         (
@@ -76,7 +69,7 @@ def code_of(
             "@bolide_error = hidden global i64 0, align 8",
         )
     )
-    return GpuCode(tuple(modules), tuple([names[structure] for structure in structures]), data, tuple(regions))
+    return GpuCode(tuple(modules), tuple([f"gpu_kernel{place}" for place in places]), data, tuple(regions))
 
 
 def _host(text: str, number: int, launches: Sequence[Launch]) -> str:

@@ -17,7 +17,7 @@ import torch
 from bolide.aot import container, layout, on_cpu, on_gpu
 from bolide.aot.contents import Constant, Contents
 from bolide.aot.cpu import Need, cpuid_text
-from bolide.aot.gpu import CONTEXT, IMAGE, LOCK, code_of
+from bolide.aot.gpu import CONTEXT, IMAGE, LOCK, GpuCode, code_of
 from bolide.aot.link import link
 from bolide.aot.writing import Label, LibraryWriter, words_text, written
 from bolide.inductor.codegen.compiler import module_of
@@ -87,12 +87,7 @@ def make_library(
         [word for need in needs for word in (need.leaf, need.subleaf, need.register, need.bit, writer.text(need.name))]
     )
     if gpu is not None:
-        control[layout.DEVICE], control[layout.DEVICE_INDEX] = _CUDA, device.index or 0
-        control[layout.GPU_LOCK], control[layout.GPU_CONTEXT] = Label(LOCK), Label(CONTEXT)
-        control[layout.GPU_IMAGE], control[layout.GPU_REGIONS] = Label(IMAGE), len(gpu.regions)
-        control[layout.GPU_REGION_TABLE] = writer.table(
-            [word for each in gpu.regions for word in (writer.text(each.name), Label(each.table), each.place)]
-        )
+        _tell_of_gpu(writer, control, gpu, device)
     devices = [-1 if given is None and gpu is not None else _type(given) for given in contents.given]
     control[layout.DEVICE_TABLE] = writer.table(devices)
     declared = [f"declare void @{name}(ptr)" for name in dict.fromkeys(names)]
@@ -114,9 +109,19 @@ def make_library(
         made.replace(path)
 
 
+def _tell_of_gpu(writer: LibraryWriter, control: list[int], gpu: GpuCode, device: torch.device) -> None:
+    """Writes down what `on_gpu` has to know."""
+    control[layout.DEVICE], control[layout.DEVICE_INDEX] = _CUDA, device.index or 0
+    control[layout.GPU_LOCK], control[layout.GPU_CONTEXT] = Label(LOCK), Label(CONTEXT)
+    control[layout.GPU_IMAGE], control[layout.GPU_REGIONS] = Label(IMAGE), len(gpu.regions)
+    control[layout.GPU_REGION_TABLE] = writer.table(
+        [word for each in gpu.regions for word in (writer.text(each.name), Label(each.table), each.place)]
+    )
+
+
 @functools.cache
 def _own_code(with_gpu: bool) -> str:
-    """The code that every library has, as LLVM text; that of libraries `with_gpu`."""
+    """The code that every library has, or each `with_gpu`, as LLVM text."""
     sources = [inspect.getsource(module) for module in (runner, container, on_gpu if with_gpu else on_cpu)]
     externals = {**runner.EXTERNALS, **container.EXTERNALS, **(on_gpu.EXTERNALS if with_gpu else {})}
     text = translate(sources, (), externals, {"ops": instructions, "layout": layout})

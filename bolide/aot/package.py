@@ -101,7 +101,7 @@ def _runner(path: Path, device: str) -> torch._C._aoti.AOTIModelContainerRunner:
 
 def load_library(path: Path) -> Loaded:
     """Loads a package, or a library alone. Raises FileNotFoundError; BolideError for another file; RuntimeError for a
-    library that this CPU cannot run."""
+    library that this machine cannot run: its CPU lacks a feature, or there is no such GPU."""
     if not path.exists():
         raise FileNotFoundError(path)
     if path.suffix == ".so":

@@ -156,28 +156,30 @@ def _kernel_key(text: str, target: Target) -> Key:
 def module_of(
     kernels: Sequence[Kernel], machine: Machine, sizes: Mapping[str, int] | None = None
 ) -> tuple[str, list[str]]:
-    """One LLVM module with the code of all `kernels` (of equal ones, one), and the name of each one's entry. Raises as
-    `compile_kernels` does; NotImplementedError for a kernel that is not for the CPU."""
-    _refuse_others(kernels)
+    """One LLVM module with the code of all `kernels`, which are for the CPU (of equal ones, one), and the name of each
+    one's entry. Raises as `compile_kernels` does."""
+    different, places = different_of(kernels, machine, sizes)
+    text, names = _joined([_parts(kernel, machine) for kernel in different])
+    return text, [names[place] for place in places]
+
+
+def different_of(
+    kernels: Sequence[Kernel], machine: Machine, sizes: Mapping[str, int] | None
+) -> tuple[list[Kernel], list[int]]:
+    """The kernels that differ in more than names, verified; and the place among these of each of `kernels`, or of its
+    equal."""
     structures = [structure_of(kernel) for kernel in kernels]
     different: dict[Structure, Kernel] = {}
     for structure, kernel in zip(structures, kernels):
         different.setdefault(structure, kernel)
     for kernel in different.values():
         verify(kernel, sizes, machine.most_local_bytes)
-    text, names = _joined([_parts(kernel, machine) for kernel in different.values()])
-    entries = dict(zip(different, names))
-    return text, [entries[structure] for structure in structures]
+    places = {structure: place for place, structure in enumerate(different)}
+    return [*different.values()], [places[structure] for structure in structures]
 
 
 _Parts = tuple[dict[str, str], str]
 """What a kernel declares, by symbol, and its functions."""
-
-
-def _refuse_others(kernels: Sequence[Kernel]) -> None:
-    for kernel in kernels:
-        if kernel.device != CPU:
-            raise NotImplementedError(f"kernel {kernel.name} is for {kernel.device}: kernels are made for the CPU only")
 
 
 def _joined(parts: Sequence[_Parts]) -> tuple[str, list[str]]:

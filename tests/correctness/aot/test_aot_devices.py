@@ -106,6 +106,7 @@ def test_a_library_is_for_one_gpu_at_most(devices: tuple[str, ...]) -> None:
     graph = fx.Graph()
     for number, name in enumerate(("cpu", *devices, devices[0])):
         graph.placeholder(f"x{number}").meta["val"] = SimpleNamespace(device=torch.device(name))
+    graph.output(())
     with pytest.raises(bolide.Unsupported, match=f"at most one GPU, not for {', '.join(devices)}"):
         capture._device_of(fx.GraphModule({}, graph))
 
