@@ -28,7 +28,7 @@ def test_programs_of_nothing(device: str, seed: int) -> None:
 
 
 def test_sums_of_any_length(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Threads add up several elements at a time, and of the rest half as many, and so on."""
+    """Threads add up several elements at a time, and the rest one by one."""
     gpu_emulated.emulate(monkeypatch.setattr)
     torch.manual_seed(seed)
     fast = bolide.compile(lambda x: (x.sum(0), x.argmax(0), (x * x).sum(1)), dynamic=True, fullgraph=True)

@@ -255,12 +255,12 @@ def _log_base(x: Value, factor: float, exponent_high: float, exponent_low: float
 
 
 def log2(x: Value) -> Value:
-    """Base-2 logarithm; 1 ulp."""
+    """Base-2 logarithm; 1.1 ulp."""
     return _log_base(x, LOG2_E, 1.0, 0.0)
 
 
 def log10(x: Value) -> Value:
-    """Base-10 logarithm; 1.5 ulp."""
+    """Base-10 logarithm; 1.1 ulp."""
     return _log_base(x, 0.4342944819032518, 0.301025390625, 4.605038981195214e-06)
 
 
