@@ -101,6 +101,7 @@ class Request:
     plain: bool = False
     whole: Callable[[fx.GraphModule], Callable[..., object]] | None = None
     with_grad: bool = False
+    again: bool = False  # of gradients: nobody else may hold what they are made of, their own derivatives need it
 
     @property
     def inference_passes(self) -> tuple[Pass, ...]:
@@ -205,7 +206,8 @@ def _compile_training(trace: Trace, signature: Signature, request: Request) -> t
     kept = None if tape is None else _kept_results(parts.forward, joint.inputs, tape)
     info = GraphInfo("forward", parameters, frozenset(range(joint.outputs)))
     forward = request.forward(parts.forward, trace.constants, info)
-    crossing = replace(_crossing(signature, parts, trace, tape, kept or ()), histories=apart)
+    crossing = _crossing(signature, parts, trace, tape, kept or ())
+    crossing = replace(crossing, histories=apart, loose=() if request.again else crossing.loose)
     _take_real_layouts(parts, joint.inputs)
     static = frozenset(position for position, at in enumerate(crossing.tensors) if at in parameters)
     derivative = Derivative(
@@ -260,7 +262,7 @@ def _second(of: Callable[[], Derivative], request: Request | None) -> SecondOrde
         assert tape is not None
         if request is None:
             return partial(in_eager, tape)
-        again = partial(_compile, request=replace(request, name=f"{request.name}.backward"))
+        again = partial(_compile, request=replace(request, name=f"{request.name}.backward", again=True))
         return second_order(tape, again, data=of().data)
 
     return lambda inputs, kept, tangents: second()(inputs, kept, tangents)

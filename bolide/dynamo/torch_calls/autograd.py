@@ -61,7 +61,7 @@ def _apply(vm: Machine, function: Any, *values: Any, **kwargs: Any) -> object:
     return result
 
 
-_BARE: Slot[set[int]] = Slot(set)  # contexts, by id, to which missing gradients are None
+_BARE: Slot[dict[int, FunctionCtx]] = Slot(dict)  # contexts, by id, to which missing gradients are None
 
 
 def _noted(vm: Machine, function: Any, values: Sequence[object], apply: functools.partial[object]) -> object:
@@ -71,7 +71,8 @@ def _noted(vm: Machine, function: Any, values: Sequence[object], apply: functool
     written = [(value.group, value.group.version) for value in values if isinstance(value, TracedTensor)]
     result = apply()
     histories = [output.grad_fn for output in found_in(result, TracedTensor) if output.has_history]
-    if not histories or state.stage == "backend":
+    wrapped = any(type(output) is not TracedTensor for output in found_in(result, torch.Tensor))  # by a transform
+    if not (histories or wrapped) or state.stage == "backend":
         return result
     plain = not apply.keywords and id(function.backward) not in vm.own_functions and modes.saved_tensor_hooks() is None
     same = plain and all(group.version == version for group, version in written)
@@ -87,7 +88,9 @@ def _noted(vm: Machine, function: Any, values: Sequence[object], apply: functool
 @answers(FunctionCtx.set_materialize_grads)
 def _set_materialize_grads(vm: Machine, context: FunctionCtx, value: bool) -> None:
     context.materialize_grads = value
-    (_BARE.of(vm).discard if value else _BARE.of(vm).add)(id(context))
+    _BARE.of(vm)[id(context)] = context
+    if value:
+        del _BARE.of(vm)[id(context)]
 
 
 _FLAGS = ("boxed_grads_call", "clear_saved_tensors_on_access")

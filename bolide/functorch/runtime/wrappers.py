@@ -276,7 +276,8 @@ class Backward:
             run = without_autocast(run)
         if not twice:
             return tuple(run(values))
-        return _not_twice(without_grad(run)(values), inputs or ())
+        roots = [*values, *(inputs or ())]
+        return _not_twice(without_grad(run)(values), roots)
 
     def _of_histories(self, ctx: Any, missing: tuple[int, ...]) -> list[object]:
         """The saved values, which are released now, but for those of histories that get no tangents yet."""
@@ -316,15 +317,15 @@ _NOT_AGAIN = (
 )
 
 
-def _not_twice(gradients: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Gradients that raise when they are differentiated again."""
+def _not_twice(gradients: Sequence[Any], made_of: Sequence[Any]) -> tuple[Any, ...]:
+    """Gradients that raise when they are differentiated again, by what they are made of."""
     message = (
         "bolide: this backward pass of a compiled function was asked for with create_graph=True and is now "
         f"differentiated itself, but it cannot be: {_NOT_AGAIN}. Remedy: keep the inputs as they were, run this "
         "function without bolide.compile, or leave out create_graph=True."
     )
     present = [gradient.detach() for gradient in gradients if gradient is not None]
-    roots = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+    roots = [value for value in made_of if isinstance(value, torch.Tensor) and value.requires_grad]
     rest = iter(raising(message, present, roots))
     return tuple([None if gradient is None else next(rest) for gradient in gradients])
 

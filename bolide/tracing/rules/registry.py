@@ -68,19 +68,11 @@ def infer(func: Any, args: Any, kwargs: Any, shapes: ShapeEnv | None = None) -> 
     try:
         known = memo.get(key, memo)
     except TypeError:  # an argument without a hash
-        return (
-            metas_of(func, operands, options)
-            if shapes is None
-            else _quietly(shapes, metas_of, (func, operands, options))
-        )
+        return _told(func, operands, options, shapes)
     if known is memo or not answers.remember:
         if len(memo) >= _MEMO_LIMIT:
             memo.clear()
-        known = memo[key] = (
-            metas_of(func, operands, options)
-            if shapes is None
-            else _quietly(shapes, metas_of, (func, operands, options))
-        )
+        known = memo[key] = _told(func, operands, options, shapes)
     elif answers.crosscheck and shapes is None and metas_of(func, operands, options) != known:
         raise AssertionError(
             f"the remembered answer of {func} for {operands} is {known}, asked again it is another one"

@@ -86,6 +86,42 @@ def test_derivatives_of_third_order():
         torch.testing.assert_close(value.detach(), factor * x.detach() ** power)
 
 
+LINEAR = {
+    "scaled": lambda x, w: x * w,
+    "detached": lambda x, w: x * x.detach(),
+    "product": lambda x, w: x @ w,
+    "constant": lambda x, w: x * 3 + w,
+    "moved": lambda x, w: torch.cat([x, x.flip(0)]).roll(1, 1),
+    "convolved": lambda x, w: F.conv1d(x[None], w[..., None])[0],
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_third_derivatives_of_what_is_linear(name):
+    """Its backward saves none of its inputs, and the tangents of its first backward are the program's to drop."""
+    fn = LINEAR[name]
+    compiled = bolide.compile(fn, fullgraph=True)
+    for size in random.sample(range(2, 9), 2):
+        x, w = torch.randn(size, size, dtype=torch.double, requires_grad=True), torch.randn(size, size).double()
+        found = []
+        for function in (compiled, fn):
+            value, known = function(x, w), []
+            for _ in range(3):
+                (value,) = torch.autograd.grad(value.sin().sum(), x, create_graph=True)
+                known.append(value.detach())
+            found.append(known)
+        torch.testing.assert_close(*found)
+
+
+def test_no_derivative_is_lost_with_an_input_that_is_dropped():
+    compiled = bolide.compile(lambda x, w: x * w)
+    leaf, w = torch.randn(4, requires_grad=True), torch.randn(4)
+    out = compiled(leaf * 2, w)
+    (first,) = torch.autograd.grad(out.sin().sum(), leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="written to or dropped since"):
+        torch.autograd.grad(first.sum() + leaf.sum(), leaf)
+
+
 def test_random_numbers_are_the_same_in_both_derivatives():
     def program(x, w):
         return F.dropout(torch.sin(x @ w), 0.5, training=True).pow(2).sum()
@@ -493,3 +529,63 @@ def test_functions_of_the_programs_own_are_derived_twice(case, backend):
             x, w = (torch.randn(size, 4, dtype=torch.double, requires_grad=True) for _ in range(2))
             torch.testing.assert_close(derived(compiled, x, w), derived(program, x, w))
     assert not kinds
+
+
+def test_a_function_knows_which_of_its_own_gradients_may_be_missing():
+    """Contexts of calls without a history are gone when others are made."""
+
+    def program(x, constant):
+        for _ in range(5):
+            x = x + Pair.apply(constant, constant)[0]
+        for place in range(4):
+            x = Two.apply(x)[place % 2]
+        return x
+
+    compiled = bolide.compile(program, fullgraph=True)
+    x, constant = torch.randn(3, dtype=torch.double, requires_grad=True), torch.randn(3, dtype=torch.double)
+    found = []
+    for function in (compiled, program):
+        (first,) = torch.autograd.grad(function(x, constant).sum(), x, create_graph=True)
+        found.append((first, *torch.autograd.grad(first.square().sum(), x)))
+    torch.testing.assert_close(*found)
+
+
+class Two(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin(), x.cos()
+
+    @staticmethod
+    def backward(ctx, first, second):
+        (x,) = ctx.saved_tensors
+        return first.mul(x.cos()) - second.mul(x.sin())
+
+
+class Cubed(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * grad * ctx.saved_tensors[0] ** 2
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x: torch.vmap(Cubed.apply)(x.sin()), lambda x: torch.func.grad(lambda y: Cubed.apply(y).sum())(x.sin())],
+    ids=["vmap", "grad"],
+)
+def test_a_function_under_a_transform_is_not_derived_again_without_its_history(fn):
+    x = torch.randn(3, 2, requires_grad=True)
+    (first,) = torch.autograd.grad(bolide.compile(fn)(x).sum(), x, create_graph=True)
+    torch.testing.assert_close(first, torch.autograd.grad(fn(x).sum(), x)[0])
+    with pytest.raises(RuntimeError, match="cannot be called again"):
+        torch.autograd.grad(first.sum(), x)
