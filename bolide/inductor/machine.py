@@ -169,11 +169,11 @@ class Machine:
     #: Fewer threads than this leave a GPU idle: so teams share reductions of at least `least_shared` elements that
     #: lie across memory, if all in all these are so few that caches hold them.
     few_threads: int = 0
+    least_shared: int = 64
+    most_gathered: int = 1 << 22
     #: The mean and the variance of rows of more bytes than this, which caches do not hold for all threads, are made in
     #: one pass. (H200, GroupNorm: rows of 256 KiB take 0.80 of the time so, of 128 KiB 1.06.)
     long_moments: int = FAR
-    least_shared: int = 64
-    most_gathered: int = 1 << 22
 
     @property
     def lanes(self) -> int:

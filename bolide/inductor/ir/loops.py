@@ -64,6 +64,8 @@ class Node:
 
 AxisKind = Literal["parallel", "serial", "vector", "tile", "reduce", "reduce_vector", "scan"]
 VECTOR_KINDS: frozenset[AxisKind] = frozenset(("vector", "reduce_vector"))
+#: Threads of a GPU that run in step, and so many elements that they can sort.
+WARP, MOST_SORTED = 32, 256
 Bound = Literal["threads", "grid", "team"]
 ScatterMode = Literal["set", "add", "mul", "min", "max"]
 StoreMode = Literal["set", "add", "mul", "min", "max", "atomic_add", "any"]

@@ -8,7 +8,20 @@ from itertools import combinations_with_replacement
 
 import torch
 
-from bolide.inductor.ir.loops import VECTOR_KINDS, Access, Axis, Init, Kernel, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.loops import (
+    MOST_SORTED,
+    VECTOR_KINDS,
+    WARP,
+    Access,
+    Axis,
+    Init,
+    Kernel,
+    Loop,
+    Node,
+    Stmt,
+    Store,
+    Update,
+)
 from bolide.inductor.ir.printer import kernel_lines
 from bolide.inductor.ir.ranges import Touched, are_apart, extremes, is_within
 from bolide.inductor.ir.scalar_ops import NARROW_FLOATS, fault_of
@@ -16,8 +29,6 @@ from bolide.inductor.ir.walks import bound_nest, loads_of, nodes_below, roots_of
 from bolide.symbolic import Expr
 
 NONE = Expr.const(0)
-#: Threads of a warp, and what these can sort.
-WARP, MOST_SORTED = 32, 256
 
 
 class InvalidKernel(ValueError):

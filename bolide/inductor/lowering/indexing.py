@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bolide.inductor.ir.definitions import Extern, Layout, axis_var, volume
-from bolide.inductor.ir.loops import Node, ScatterMode
+from bolide.inductor.ir.loops import MOST_SORTED, Node, ScatterMode
 from bolide.inductor.ir.scalar_ops import JOINED_BY, identity
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
@@ -277,8 +277,6 @@ def gather(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, *, spars
 
 # ---- sorts ----------------------------------------------------------------------------------------------------------
 
-#: Rows of at most so many elements are sorted by a warp of a GPU.
-_LONGEST_SORTED = 256
 #: Types of which 16 bits tell the order.
 _SHORT = (torch.bfloat16, torch.int16, torch.int8, torch.uint8, torch.bool)
 
@@ -311,7 +309,7 @@ def _places(ctx: Lowering, x: TensorValue, dim: int, descending: bool) -> Reader
     if ctx.machine.device != "cuda" or x.dtype not in known or not x.shape or x.is_empty:
         return None
     length = x.shape[-1]
-    if dim % len(x.shape) != len(x.shape) - 1 or not length.is_const or not 2 <= length.value <= _LONGEST_SORTED:
+    if dim % len(x.shape) != len(x.shape) - 1 or not length.is_const or not 2 <= length.value <= MOST_SORTED:
         return None
     dtype = torch.int32 if x.dtype in _SHORT else torch.int64
     keys = ctx.scan(x.shape, dtype, _keys(x, descending), "sort", len(x.shape) - 1)

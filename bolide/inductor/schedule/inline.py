@@ -225,6 +225,11 @@ def masked(value: Node, mask: Node) -> Node:
     return select(mask, rewriter(rule)(value))
 
 
+def cast(value: Node, dtype: torch.dtype) -> Node:
+    """A value in another type, if that is another one."""
+    return value if value.dtype is dtype else Node.make("cast", dtype, (value,))
+
+
 def select(mask: Node, value: Node) -> Node:
     """`value` where `mask` holds, else 0."""
     zero = False if value.dtype is torch.bool else 0.0 if value.dtype.is_floating_point else 0
@@ -251,16 +256,15 @@ def of_one_term(definition: Computed, known: Mapping[str, Computed], values: Inl
         return definition
     condition, term, zero = value.src
     parts = [*_conjuncts(condition)]
-    told = next((part for part in parts if _equal_to(part, axis) is not None), None)
+    told, place = next(((part, at) for part in parts if (at := _equal_to(part, axis)) is not None), (None, None))
     others = [part for part in parts if part is not told]
-    place = None if told is None else _equal_to(told, axis)
     if place is None or any(axis in index_vars(node) for node in nodes_below((place, term, *others))):
         return definition
     for op, bound in (("ge", Expr.const(0)), ("lt", extent)):
         others.append(Node.make(op, torch.bool, (place, _number(bound))))
     value = Node.make("where", value.dtype, (functools.reduce(_both, others), term, zero))
     for dtype in (*reversed(casts), definition.dtype):
-        value = value if value.dtype is dtype else Node.make("cast", dtype, (value,))
+        value = cast(value, dtype)
     return replace(definition, value=value, reduce_op=None, reduce_axes=())
 
 
@@ -307,9 +311,8 @@ def _both(one: Node, other: Node) -> Node:
 
 
 def _number(value: Expr) -> Node:
-    return Node.make(
-        *(("const", torch.int64, (), value.value) if value.is_const else ("index", torch.int64, (), value))
-    )
+    op, arg = ("const", value.value) if value.is_const else ("index", value)
+    return Node.make(op, torch.int64, (), arg)
 
 
 def _is_zero(node: Node) -> bool:

@@ -33,7 +33,7 @@ from bolide.inductor.ir.rewrites import in_blocks, in_shared_tiles, jammed, on_g
 from bolide.inductor.ir.scalar_ops import DRAWS
 from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
 from bolide.inductor.machine import Machine
-from bolide.inductor.schedule.inline import select
+from bolide.inductor.schedule.inline import cast, select
 from bolide.inductor.schedule.nest import Schedule, choose_schedule, cut, in_teams, in_warps
 from bolide.inductor.schedule.scratch import Pass, save_across_passes
 from bolide.inductor.schedule.stages import Buffer, Group, Stage
@@ -133,7 +133,7 @@ def _result(stage: Stage) -> Node:
     if stage.reduce_op is not None:
         dtype = stage.dtype if stage.position is not None else value.dtype
         value = Node.make("acc", dtype, (), stage.name)
-    return value if value.dtype == stage.dtype else Node.make("cast", stage.dtype, (value,))
+    return cast(value, stage.dtype)
 
 
 def _nodes(pieces: Iterable[Piece]) -> Iterable[Node]:

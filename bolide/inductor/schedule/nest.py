@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bolide.inductor.ir.definitions import axis_var, volume
-from bolide.inductor.ir.loops import VECTOR_KINDS, Axis, Node, Store
+from bolide.inductor.ir.loops import VECTOR_KINDS, WARP, Axis, Node, Store
 from bolide.inductor.ir.printer import axis_text
 from bolide.inductor.ir.rewrites import is_bound, piece_of, pieces_of
 from bolide.inductor.ir.walks import crosses, loads_of, nodes_below, roots_in
@@ -208,7 +208,7 @@ def in_teams(
 def in_warps(schedule: Schedule) -> Schedule:
     """The schedule of a kernel that sorts rows: a warp each."""
     (axis,) = schedule.inner
-    return replace(schedule.with_vector(axis.name, "it is sorted"), team=32)
+    return replace(schedule.with_vector(axis.name, "it is sorted"), team=WARP)
 
 
 def _with_team(

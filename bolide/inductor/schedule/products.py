@@ -28,6 +28,7 @@ from bolide.inductor.ir.definitions import (
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.ir.walks import map_leaves, readers_of, viewed, views_in
 from bolide.inductor.machine import Machine
+from bolide.inductor.schedule.inline import cast
 from bolide.inductor.schedule.stages import is_one
 from bolide.symbolic import Expr, contiguous_strides
 from bolide.tracing import libraries
@@ -158,7 +159,7 @@ def _definitions(product: Extern, buffers: Mapping[str, Described], by_rows: boo
     place = axis_var(*inner)
     factors = (_element(a, (*batch, row, place), dtype), _element(b, (*batch, place, column), dtype))
     wide = torch.promote_types(dtype, torch.float32)
-    value = Node.make("product", wide, tuple([_cast(each, wide) for each in factors]))
+    value = Node.make("product", wide, tuple([cast(each, wide) for each in factors]))
     total = Computed(name, dtype, shape, axes, value, "sum", (inner,), layout=layout)
     total = replace(total, origin=product.origin, device=product.device)
     if not biases:
@@ -170,13 +171,9 @@ def _definitions(product: Extern, buffers: Mapping[str, Described], by_rows: boo
     along = zip(reversed(bias.shape), reversed(coords))
     at = [Expr.const(0) if is_one(extent) else coord for extent, coord in along][::-1]
     whole = View(f"{name}_product", shape, None, None)
-    added = Node.make("add", wide, (_element(whole, coords, wide), _cast(_element(bias, tuple(at), dtype), wide)))
-    result = replace(total, dtype=dtype, axes=axes, value=_cast(added, dtype), reduce_op=None, reduce_axes=())
+    added = Node.make("add", wide, (_element(whole, coords, wide), cast(_element(bias, tuple(at), dtype), wide)))
+    result = replace(total, dtype=dtype, axes=axes, value=cast(added, dtype), reduce_op=None, reduce_axes=())
     return [*done, replace(total, name=whole.buffer, layout=None), result]
-
-
-def _cast(value: Node, dtype: torch.dtype) -> Node:
-    return value if value.dtype == dtype else Node.make("cast", dtype, (value,))
 
 
 def _element(view: View, coords: tuple[Expr, ...], dtype: torch.dtype) -> Node:

@@ -51,7 +51,7 @@ from bolide.inductor.ir.walks import (
 )
 from bolide.inductor.machine import Machine
 from bolide.inductor.runtime.results import gives_new_memory
-from bolide.inductor.schedule.inline import masked
+from bolide.inductor.schedule.inline import cast, masked
 from bolide.inductor.schedule.layouts import strided_views
 from bolide.inductor.schedule.nest import still_axes
 from bolide.inductor.schedule.order import marks_of
@@ -200,8 +200,8 @@ def _with_one_more(definition: Computed, axis: str, count: Expr, size: Expr) -> 
     name, dtype, shape = definition.name, definition.value.dtype, (count, *definition.shape)
     axes = (f"{axis}{name}m", *(f"{each}_{name}_m" for each in definition.axes))
     part, *others = coords = axis_vars(zip(axes, shape))
-    place, zero = size * count + part, Node.make("const", torch.int64, (), 0)
-    is_there = Node.make("lt", torch.bool, (Node.make("index", torch.int64, (), place - extent), zero))
+    place = size * count + part
+    is_there = _compared("lt", place - extent)
     some = _loaded(f"{name}_some", dtype, coords)
     more = masked(substitute({**dict(zip(definition.axes, others)), axis: place})(definition.value), is_there)
     both = Node.make(JOINED_BY[str(definition.reduce_op)], dtype, (some, more))
@@ -222,8 +222,7 @@ def _joined(definition: Computed, forms: list[Computed]) -> Computed:
         places = [_loaded(f"{definition.name}_{mark}", torch.int64, coords) for mark in ("whole", "rest")]
         better = _better(str(definition.reduce_op), (one, places[0]), (other, places[1]))
         value = Node.make("where", torch.int64, (better, places[1], places[0]))
-    if value.dtype != definition.dtype:
-        value = Node.make("cast", definition.dtype, (value,))
+    value = cast(value, definition.dtype)
     return replace(definition, axes=axes, value=value, reduce_op=None, reduce_axes=(), position=None, absorbed=())
 
 
@@ -241,6 +240,12 @@ def _better(op: str, one: tuple[Node, Node], other: tuple[Node, Node]) -> Node:
         better = of("or", better, of("and", b_nan, of("eq", a, a)))
         same = of("or", same, of("and", a_nan, b_nan))
     return of("or", better, of("and", same, of("lt", b_place, a_place)))
+
+
+def _compared(op: str, index: Expr) -> Node:
+    """How an index expression compares with 0."""
+    zero = Node.make("const", torch.int64, (), 0)
+    return Node.make(op, torch.bool, (Node.make("index", torch.int64, (), index), zero))
 
 
 def _loaded(name: str, dtype: torch.dtype, coords: tuple[Expr, ...]) -> Node:
@@ -313,10 +318,8 @@ def _in_runs(scan: Computed, axis: str, run: int) -> list[Definition]:
     names = fresh("ends")
     ends = replace(totals, name=f"{scan.name}_ends", axes=names, reduce_axes=(), scan=names[place], absorbed=())
     ends = replace(ends, value=_loaded(totals.name, dtype, axis_vars(zip(names, shape))))
-    here, zero = scan.coords[place], Node.make("const", torch.int64, (), 0)
-    begins = Node.make("eq", torch.bool, (Node.make("index", torch.int64, (), here % run), zero))
-    later = Node.make("ge", torch.bool, (Node.make("index", torch.int64, (), here - run), zero))
-    begins = Node.make("and", torch.bool, (begins, later))
+    here = scan.coords[place]
+    begins = Node.make("and", torch.bool, (_compared("eq", here % run), _compared("ge", here - run)))
     element = Element(ends.name, tuple([here // run - 1 if c is here else c for c in scan.coords]), True)
     before = Node.make("load", dtype, (begins,), element)
     nothing = Node.make("const", dtype, (), identity(op, dtype))

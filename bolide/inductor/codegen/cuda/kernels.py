@@ -16,7 +16,7 @@ from bolide.inductor.codegen.analysis import Dependences, changed_by, updated_in
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.cuda.bfloat16 import in_bfloat16
 from bolide.inductor.codegen.cuda.hazards import MOST_EARLY, Hazards, early_loads, is_together
-from bolide.inductor.codegen.cuda.teams import ROOM, WARP, Team, special
+from bolide.inductor.codegen.cuda.teams import ROOM, Team, special
 from bolide.inductor.codegen.cuda.widths import WIDEST, is_short, iterations_at_once, width_of
 from bolide.inductor.codegen.function_values import FunctionValues, Parts
 from bolide.inductor.codegen.instructions import MEMORY
@@ -24,7 +24,7 @@ from bolide.inductor.codegen.parallel import Region, regions_of
 from bolide.inductor.codegen.scope import fits, integer_atom, multiple_of
 from bolide.inductor.codegen.statements import Body, RegionWriter
 from bolide.inductor.ir.definitions import volume
-from bolide.inductor.ir.loops import Axis, Init, Kernel, Local, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.loops import WARP, Axis, Init, Kernel, Local, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.walks import loads_of, nodes_below, roots_in, roots_of, statements
 from bolide.inductor.machine import Machine
 from bolide.symbolic import Expr, as_expr

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bolide.inductor.codegen.builder import BITS, Builder, Value
 from bolide.inductor.codegen.function_values import Accumulator, Parts
+from bolide.inductor.ir.loops import WARP
 
-#: Threads that run in step, and change values without memory.
-WARP = 32
 #: Bytes that shared memory is given out in.
 ROOM = 16
 
