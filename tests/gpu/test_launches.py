@@ -13,12 +13,8 @@ import gpu_emulated
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "ir"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "ir" / "loops"))
 from gpu_emulator import launched
-from kernel_tools import acc, const, f32, i64, load, op, param, store, var
-from plan_tools import plans
 from test_gpu_hosts import CUDA, STREAM, Driver, Launched
 
 import bolide
@@ -35,6 +31,8 @@ from bolide.inductor.plan.batches import Batcher, without_unused
 from bolide.inductor.plan.interpret import interpret as run_plan
 from bolide.inductor.plan.verify import verify as verify_plan
 from bolide.symbolic import Expr
+from tests.ir.kernel_tools import acc, const, f32, i64, load, op, param, store, var
+from tests.plan_tools import plans
 
 CPU = torch.device("cpu")
 

@@ -14,15 +14,14 @@ from torch import Tensor
 import bolide
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "gpu"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "ir"))
 import gpu_emulated
 from gpu_emulator import emulate
-from kernel_tools import acc, load, param, store, var
 
 from bolide.inductor.ir.interpret import interpret
 from bolide.inductor.ir.loops import Axis, Init, Kernel, Loop, Update
 from bolide.inductor.ir.verify import InvalidKernel, verify
 from bolide.symbolic import as_expr
+from tests.ir.kernel_tools import acc, load, param, store, var
 
 DTYPES = (
     *(torch.float32, torch.float16, torch.bfloat16),

@@ -12,16 +12,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "gpu"))
 import gpu_emulated
-from plan_tools import plans
 
 import bolide
 from bolide.inductor import CompiledGraph
 from bolide.inductor.ir.loops import Update
 from bolide.inductor.ir.walks import nodes_below, roots_in, statements
 from bolide.support import events
+from tests.plan_tools import plans
 
 
 def graphs_of(function: Any, x: torch.Tensor, *more: Any) -> tuple[list[CompiledGraph], torch.Tensor, torch.Tensor]:

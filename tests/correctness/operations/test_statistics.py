@@ -13,14 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "gpu"))
 import gpu_emulated
-from plan_tools import plans
 
 import bolide
 from bolide.inductor import compiled_graph
 from bolide.inductor.machine import HOPPER
+from tests.plan_tools import plans
 
 
 @pytest.fixture
