@@ -9,7 +9,6 @@ import math
 import os
 import subprocess
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from bolide.support import artifacts
 from bolide.support.cache import disk
 from bolide.support.errors import BolideError
 from tests.correctness.aot.saved_programs import CHANGED, PROGRAMS, Layer, scaled
+from tests.thread_tools import together
 
 ROOT = Path(__file__).resolve().parents[3]
 EDITED = """import torch
@@ -145,11 +145,7 @@ def test_several_threads_use_one_entry(cache: Path, captures: list[str]) -> None
     captures.clear()
     compiled, found = bolide.compile(scaled), []
     inputs = [torch.randn(3, 8) for _ in range(6)]
-    threads = [threading.Thread(target=lambda x=x: found.append((x, compiled(x)))) for x in inputs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(lambda number: found.append((inputs[number], compiled(inputs[number]))), len(inputs))
     assert len(found) == 6 and not captures
     for x, result in found:
         torch.testing.assert_close(result, scaled(x))
