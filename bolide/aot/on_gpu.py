@@ -82,8 +82,8 @@ def bind(control: int, context: int) -> int:
 def failed(code: int) -> bool:
     """Tells what the driver has refused; false."""
     found = room(1)
-    put(found, 0, text("an unknown error"))
-    call("name_of_error", code, found)
+    if call("name_of_error", code, found) != 0:
+        put(found, 0, text("an unknown error"))
     said = text("the machine code of this library cannot be loaded on the GPU: %s (%lld)")
     call("format", call("message"), 2048, said, word(found), code)
     return False

@@ -131,3 +131,12 @@ def test_host_functions_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch)
         assert f"define hidden i64 @{name}(" in module
         emit(module, target.cpu, target.features)
     assert {region.table for region in code.regions} == {name.replace("kernel", "table") for name in code.names}
+
+
+@pytest.mark.parametrize("with_gpu", [False, True])
+def test_the_code_of_every_library_is_made(with_gpu: bool) -> None:
+    """That for a GPU calls what torch and the driver have for streams, modules and errors."""
+    text = making._own_code(with_gpu)
+    emit(text, "", "")
+    called = {"cuGetErrorName", "cuModuleLoadDataEx", "aoti_torch_create_cuda_stream_guard"}
+    assert all((f"@{name}(" in text) == with_gpu for name in called)
