@@ -110,6 +110,10 @@ def _embedding(size: Size, weight: Item, indices: Item, *options: object) -> obj
 
 
 def _embedding_backward(size: Size, grad: Item, indices: Item, count: Size, padding: int, scaled: bool) -> object:
+    if not indices.varies:
+        wide = grad.value.movedim(0, -2).flatten(-2)
+        table = aten.embedding_dense_backward.default(wide, indices.value, count, padding, scaled)
+        return table.unflatten(-1, (size, grad.value.shape[-1])).movedim(-2, 0)  # laid out as by the rule in C++
     if scaled:
         return NotImplemented
     values = grad.whole(size)
@@ -166,22 +170,24 @@ def _layer_norm_backward(
     return to_x, added(g * (value - middle) * scale) if mask[1] else None, added(g) if mask[2] else None
 
 
-def _of_images(op: OpOverload, *places: int) -> Callable[..., object]:
-    """The rule of an operation on images, which are the arguments at `places`: all of them are one batch."""
+def _of_images(op: OpOverload, *places: int, alone: int = 3) -> Callable[..., object]:
+    """The rule of an operation on images, which are the arguments at `places`: all of them are one batch. With so many
+    dimensions as `alone` an item is one image."""
 
     def rule(size: Size, *args: object) -> object:
         items = {place: arg for place, arg in enumerate(args) if isinstance(arg, Item)}
         if any(item.varies for place, item in items.items() if place not in places):
             return NotImplemented
         dims = {items[place].dim for place in places}
-        if dims not in ({3}, {4}):
+        if len(dims) > 1:
             return NotImplemented
+        single = dims == {alone}
         given = [items[place].value if place in items else arg for place, arg in enumerate(args)]
         for place in places:
             whole = items[place].whole(size)
-            given[place] = whole if 3 in dims else whole.flatten(0, 1)
+            given[place] = whole if single else whole.flatten(0, 1)
         results = op(*given)
-        return results if 3 in dims else tree_map_only(Tensor, lambda each: each.unflatten(0, (size, -1)), results)
+        return results if single else tree_map_only(Tensor, lambda each: each.unflatten(0, (size, -1)), results)
 
     return rule
 
@@ -201,14 +207,16 @@ def _convolution_backward(
     mask: list[bool],
 ) -> object:
     """Gradients of weights are those of each item: products with what each window sees."""
-    if weight.varies or grad.dim != 4 or transposed or groups != 1:
+    if weight.varies or grad.dim not in (3, 4) or transposed or groups != 1:
         return NotImplemented
     g, images, kernel = grad.whole(size).flatten(0, 1), x.whole(size).flatten(0, 1), weight.value
     options = (stride, padding, dilation, False, out, 1, [True, False, False])
     to_x = aten.convolution_backward.default(g, images, kernel, None, *options)[0] if mask[0] else None
-    to_weight, to_bias = None, g.sum((2, 3)).view(size, -1, g.shape[1]).sum(1) if mask[2] else None
+    to_weight, to_bias = None, g.flatten(2).sum(2).view(size, -1, g.shape[1]).sum(1) if mask[2] else None
     if mask[1]:
-        windows = aten.im2col.default(images, kernel.shape[2:], dilation, padding, stride)
+        line = [1] * (4 - images.dim())  # of signals, which are images of one row
+        seen, shape = images.view(*images.shape[:2], *line, *images.shape[2:]), [*line, *kernel.shape[2:]]
+        windows = aten.im2col.default(seen, shape, [*line, *dilation], [*([0] * len(line)), *padding], [*line, *stride])
         products = (g.flatten(2) @ windows.mT).unflatten(0, (size, -1)).sum(1)
         to_weight = products.view(size, *kernel.shape)
     return None if to_x is None else to_x.unflatten(0, (size, -1)), to_weight, to_bias
@@ -231,7 +239,7 @@ _RULES: dict[OpOverload, Callable[..., object]] = {
     aten.cat.default: _cat,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
-    aten.convolution.default: _of_images(aten.convolution.default, 0),
+    aten.convolution.default: _of_images(aten.convolution.default, 0, alone=0),
     aten.convolution_backward.default: _convolution_backward,
     **{op: _of_images(op, *places) for op, places in _ON_IMAGES.items()},
     **{op: _part_backward(op) for op in (aten.slice_backward.default, aten.select_backward.default)},

@@ -30,6 +30,8 @@ ITEMS: dict[str, Item] = {
     "embedding": lambda a, i: F.embedding(i, a),
     "embedding_padded": lambda a, i: F.embedding(i, a, padding_idx=1),
     "embedding_shared": lambda a, i: F.embedding(i, torch.ones(3, 2)) * a.sum(),
+    "embedding_of_each": lambda a, i: F.embedding(torch.tensor([2, 0, 2]), a, padding_idx=2),
+    "convolved": lambda a, i: F.conv1d(a[None], torch.ones(2, 4, 2)),
     "concatenated": lambda a, i: torch.cat([a, torch.ones(2, 3), a * 2]),
     "negative_log_likelihood": lambda a, i: F.nll_loss(a, i),
     "weighted": lambda a, i: F.nll_loss(a, i, torch.tensor([1.0, 2.0, 0.5]), ignore_index=2, reduction="sum"),
