@@ -280,7 +280,19 @@ intercept_all(
         generic.is_stored: lambda vm, args, kwargs: operations.is_stored(vm.world, class_of(args[0])),
     }
 )
-answers(inspect.isgenerator)(lambda vm, object: Call(isinstance, [object, types.GeneratorType]))
+
+
+def _asks_type(predicate: Callable[[object], bool], kind: type) -> None:
+    """A predicate of `inspect` is a question about the type: it is no native code that would need a number's value."""
+    answers(predicate)(lambda vm, object: Call(isinstance, [object, kind]))
+
+
+_asks_type(inspect.isclass, type)
+_asks_type(inspect.isfunction, types.FunctionType)
+_asks_type(inspect.ismethod, types.MethodType)
+_asks_type(inspect.ismodule, types.ModuleType)
+_asks_type(inspect.isbuiltin, types.BuiltinFunctionType)
+_asks_type(inspect.isgenerator, types.GeneratorType)
 
 
 def _named(args: Args) -> str:

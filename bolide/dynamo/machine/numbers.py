@@ -207,7 +207,7 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
     except Exception:  # the program's own; what the copy has drawn until then is a guess only
         return MISSING
     wrap = _WRAP.get(type(example))
-    if wrap is None or (wrap is _integer and function.__name__ not in _INTEGERS):
+    if wrap is None or (wrap is _integer and not _fits(function.__name__, operands)):
         return MISSING
     reason = f"the program needs to know what {name} draws, which differs from call to call"
     remedy = "draw it outside the compiled function and pass it"
@@ -219,7 +219,7 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
     if wrap is _float and not kwargs:
         value.within = _range(function.__name__, operands)
     if wrap is _integer and not kwargs and all(type(operand) in (int, torch.SymInt) for operand in operands):
-        _bound(vm, value, operands, function is random.Random.randint)
+        _bound(vm, value, operands, function)
     place = Recipe("source", owner.source) if type(owner) is Outside else Recipe("constant", owner)
     parts = (place, *(_operand(vm, operand) for operand in operands))
     named = tuple((key, _operand(vm, operand)) for key, operand in kwargs.items())
@@ -246,13 +246,25 @@ def _operand(vm: Machine, operand: object) -> Recipe:
     return Recipe("size", operand.node.expr, tuple(Recipe("source", source) for _, source in symbols))
 
 
-def _bound(vm: Machine, value: torch.SymInt, operands: list[int | torch.SymInt], inclusive: bool) -> None:
+def _bound(
+    vm: Machine, value: torch.SymInt, operands: list[int | torch.SymInt], function: Callable[..., object]
+) -> None:
     """Note between what bounds an integer is drawn."""
     first, end = operands if len(operands) == 2 else (0, operands[0])
+    if function.__name__ == "getrandbits":
+        end = 1 << int(end)
     if len(operands) < 3:
         facts, drawn = vm.trace.shapes.facts, as_expr(value)
         facts.add(drawn.ge(as_expr(first)))
-        facts.add(drawn.lt(as_expr(end) + int(inclusive)))
+        facts.add(drawn.lt(as_expr(end) + int(function is random.Random.randint)))
+
+
+def _fits(name: str, operands: list[object]) -> bool:
+    """Whether what a function draws is an integer that a tensor can hold."""
+    if name == "getrandbits":
+        (bits,) = operands
+        return type(bits) is int and bits < 63
+    return name in _INTEGERS
 
 
 _INTEGERS = ("randint", "randrange")

@@ -311,3 +311,20 @@ def test_bounds_of_draws_are_computed_from_sizes_that_are_used_again() -> None:
             out, row = function(x, log)
             seen.append((out.tolist(), row.tolist(), log))
         assert seen[0] == seen[1]
+
+
+def test_bits_that_are_drawn_are_no_break() -> None:
+    def program(x: Tensor) -> tuple[Tensor, int]:
+        drawn = random.getrandbits(8)
+        return x * (drawn % 3) + random.getrandbits(40) / 2**40, drawn
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for size in (3, 5, 4):
+        x, seen = torch.randn(size, dtype=torch.float64), []
+        for function in (program, compiled):
+            random.seed(size)
+            grad = x.clone().requires_grad_()
+            out, number = function(grad)
+            out.sum().backward()
+            seen.append((out.tolist(), number, grad.grad.tolist(), random.getstate()))
+        assert seen[0] == seen[1]

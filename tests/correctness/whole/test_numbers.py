@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,11 @@ STATISTICS: dict[str, Callable[[Tensor], Any]] = {
 def differentiated(function: Callable[..., Any], x: Tensor, *rest: Any) -> object:
     leaf = x.clone().requires_grad_()
     results = function(leaf, *rest)
-    parts = [part for part in (results if isinstance(results, tuple) else (results,)) if part.requires_grad]
+    parts = [
+        part
+        for part in (results if isinstance(results, tuple) else (results,))
+        if isinstance(part, Tensor) and part.requires_grad
+    ]
     if parts:
         sum((part * torch.linspace(1, 2, part.numel()).view(part.shape)).sum() for part in parts).backward()
     return picture(results), leaf.grad
@@ -56,5 +61,20 @@ def test_floats_that_change(name: str) -> None:
     def program(compile: Any) -> object:
         compiled = compile(FILLED[name])
         return [differentiated(compiled, torch.randn(n, 4), random.uniform(-2, 3)) for n in (3, 6, 5, 9)]
+
+    check_whole(program)
+
+
+def test_questions_about_the_type_of_a_number_do_not_need_its_value() -> None:
+    """As decorators that check types ask them."""
+
+    def asking(x: Tensor, n: int) -> tuple[Any, ...]:
+        kinds = inspect.isclass, inspect.isfunction, inspect.ismethod, inspect.ismodule, inspect.isbuiltin
+        asked = [[kind(value) for kind in kinds] for value in (n, x, Tensor, len, asking, x.sum, inspect)]
+        return x * n, asked
+
+    def program(compile: Any) -> object:
+        compiled = compile(asking)
+        return [differentiated(compiled, torch.randn(n, 4), n + 2) for n in (3, 6, 5, 9)]
 
     check_whole(program)
