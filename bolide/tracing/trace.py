@@ -80,7 +80,7 @@ class Trace(Recorder):
 
     def perform(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call one of torch's functions, or an operator, for the program."""
-        args = forms.for_derivatives(function, args)
+        args, kwargs = forms.for_derivatives(function, args, kwargs)
         if not self.shapes.hints:
             return function(*args, **kwargs)
         try:

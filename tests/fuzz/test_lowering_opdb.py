@@ -22,7 +22,7 @@ COUNT = 60  # operations of a run
 MOST_CALLS = 12  # of one overload and dtype
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 2e-2, torch.float64: 1e-7}
-DIVISIONS = ("aten::fmod", "aten::remainder", "aten::floor_divide")
+DIVISIONS = ("aten::fmod", "aten::remainder", "aten::floor_divide", "aten::div")
 UNDEFINED = "empty"  # these have no values to compare
 
 

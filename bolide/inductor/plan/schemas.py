@@ -185,7 +185,7 @@ def refuse(value: object) -> Foreign:
 def fault_of(kind: Kind, value: Value) -> str | None:
     """What is wrong with a value of this kind, if something is."""
     if value is None:
-        return None if kind.optional else "None is given"
+        return None if kind.optional or kind.base == "Tensor" else "None is given"  # a tensor may be undefined
     if isinstance(value, Foreign):
         return None
     if kind.item is not None:

@@ -30,24 +30,27 @@ def with_tensors(trace: Recorder, func: OpOverload, args: tuple[Any, ...], kwarg
 
 
 #: functions whose derivatives compare numbers, or compute with them, which C++ cannot do with symbolic ones
-_POWERS = frozenset(("pow", "pow_", "ipow", "__rpow__", "lerp", "lerp_"))
+_DERIVED_WITH_NUMBERS = frozenset(("pow", "pow_", "ipow", "__rpow__", "lerp", "lerp_"))
 
 
-def for_derivatives(function: object, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def for_derivatives(
+    function: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a function that C++ is going to derive: integers of a power are numbers, of which the program
     depends, and floats are tensors."""
     name = getattr(function, "__name__", "")
-    if name not in _POWERS:
-        return args
-    operands = (*args, getattr(function, "__self__", None))
-    base = next((operand for operand in operands if isinstance(operand, torch.Tensor)), None)
-    if base is None or not base.requires_grad or (base.dtype.itemsize < 4 and name.startswith("lerp")):
-        return args  # (the derivative of a `lerp` would round the weight)
-    dtype = torch.result_type(base, 1.0)
-    return tuple([_for_power(arg, dtype) for arg in args])
+    if name not in _DERIVED_WITH_NUMBERS:
+        return args, kwargs
+    operands = (getattr(function, "__self__", None), *args, *kwargs.values())
+    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+    derived = any(tensor.requires_grad for tensor in tensors)
+    if not derived or (tensors[0].dtype.itemsize < 4 and name.startswith("lerp")):
+        return args, kwargs  # (the derivative of a `lerp` would round the weight)
+    dtype = torch.result_type(tensors[0], 1.0)
+    return tuple([_derivable(arg, dtype) for arg in args]), {key: _derivable(arg, dtype) for key, arg in kwargs.items()}
 
 
-def _for_power(arg: Any, dtype: torch.dtype) -> Any:
+def _derivable(arg: object, dtype: torch.dtype) -> object:
     if isinstance(arg, torch.SymInt):
         return int(arg)
     return of(arg).tensor.to(dtype) if isinstance(arg, torch.SymFloat) else arg

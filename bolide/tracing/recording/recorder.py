@@ -198,7 +198,7 @@ class Recorder(abc.ABC):
                 tensor.grad = None
         for tensors in (self.inputs, self.leaves, self.renewed):
             tensors.clear()
-        for known in (self.wrappers, self._lifted, self._slots, self.seeds):
+        for known in (self.wrappers, self._lifted, self._slots, self.seeds, self.generators):
             known.clear()
         for nodes in (self.derivation.spent, self.derivation.hooked):
             nodes.clear()

@@ -52,6 +52,10 @@ FILLED: dict[str, Callable[[Tensor, float], Any]] = {
     "full_like": lambda x, t: torch.cat([x, torch.full_like(x[:, :1], t)], 1),
     "full_like_of_integers": lambda x, t: torch.full_like(x.long(), t) + torch.full_like(x.T, -t, dtype=torch.double).T,
     "lerp": lambda x, t: (torch.lerp(x, x.sin(), t), x.clone().lerp_(x * 2, t)),
+    "by_keyword": lambda x, t: (
+        torch.lerp(x, end=x.sin(), weight=t) + torch.pow(x.square() + 1, exponent=t),
+        torch.pow(input=x.square() + 1, exponent=len(x) / 2) + torch.lerp(x * 2, x, weight=len(x) / 7),
+    ),
     "euler": lambda x, t: x + (t - 0.5) / 4 * torch.cat([x[:, :1], torch.full_like(x[:, 1:], (t - 0.5) / 4)], 1),
 }
 

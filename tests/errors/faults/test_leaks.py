@@ -164,8 +164,13 @@ def gradients_of_each_other(x: torch.Tensor) -> torch.Tensor:
     return x.sum()
 
 
+def own_generator(x: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return x * torch.rand(x.shape, generator=generator)
+
+
 PROGRAMS = [breaks, raises, handles, makes_a_class, gradients, texts, hooks, checkpointed]
-PROGRAMS += [gradients_of_each_other]
+PROGRAMS += [gradients_of_each_other, own_generator]
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)

@@ -12,11 +12,9 @@ import torch
 import torch.nn.functional as F
 
 import bolide
-from bolide.inductor.codegen.compiler import module_of
 from bolide.inductor.ir.definitions import Program
 from bolide.inductor.ir.loops import Kernel
 from bolide.inductor.lowering import lower
-from bolide.inductor.machine import host_machine
 from bolide.inductor.plan import Alloc, Call, Copy, Foreign, Free, Launch, Plan, Ref, bound_words
 from bolide.inductor.plan.codec import HEADING, CannotLeave, DamagedBytes, decode, digest, encode
 from bolide.inductor.plan.interpret import interpret
@@ -206,7 +204,7 @@ def test_a_plan_with_objects_of_the_process_stays_in_it() -> None:
 
         @staticmethod
         def backward(ctx, grad):
-            return grad * (2 if grad.sum() > 0 else 3)
+            return grad * len(str(grad.sum().item()))
 
     with plans() as graphs:
         bolide.compile(lambda x: Doubled.apply(x.sin()))(R(5).requires_grad_()).sum().backward()
@@ -273,9 +271,3 @@ def test_kernels_and_programs_come_back_from_bytes(name: str) -> None:
     assert read == lowered and digest(read) == digest(lowered)
     for kernel in compiled(program, inputs()).plan.kernels:
         assert decode(encode(kernel), Kernel) == kernel
-
-
-def test_kernels_of_libraries_are_for_the_cpu() -> None:
-    kernel = replace(_plan().kernels[0], device=torch.device("cuda", 1))
-    with pytest.raises(NotImplementedError, match=r"k0_.* is for cuda:1"):
-        module_of([kernel], host_machine())
