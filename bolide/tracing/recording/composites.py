@@ -22,6 +22,7 @@ from bolide.symbolic import Size, hint_of, is_data, is_undecided, product, same_
 from bolide.tracing.recording import batches
 from bolide.tracing.recording.formulas import FORMULAS, or_theirs
 from bolide.tracing.recording.layers import layer
+from bolide.tracing.recording.norms import batch_norm_backward
 from bolide.tracing.rules.common import broadcast_shapes, is_contiguous, suggested_format, wrap_dim
 from bolide.tracing.rules.linear import row_options
 from bolide.tracing.rules.registry import remembered
@@ -67,6 +68,8 @@ def install() -> None:
                 if theirs is not None or (composite and key is _COMPOSITE):  # torch.export asks which are composite
                     op.py_kernels[key] = _of_traced(kernel, op, theirs)
             op._dispatch_cache.clear()
+        aten.native_batch_norm_backward.default.py_kernels[DispatchKey.Autograd] = batch_norm_backward
+        aten.native_batch_norm_backward.default._dispatch_cache.clear()
         for op, rule in batches.kernels().items():
             op.py_kernels[DispatchKey.FuncTorchBatched] = rule
             op._dispatch_cache.clear()
@@ -96,8 +99,10 @@ def _of_floats(op: OpOverload, theirs: Callable[..., Any]) -> Callable[..., Any]
     return call
 
 
-def _of_traced(ours: Callable[..., Any], op: OpOverload, theirs: Callable[..., Any] | None) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+def _of_traced(
+    ours: Callable[..., object], op: OpOverload, theirs: Callable[..., object] | None
+) -> Callable[..., object]:
+    def kernel(*args: object, **kwargs: object) -> object:
         if any(arg.__class__ is TracedTensor for arg in (args[0] if isinstance(args[0], list) else args)):
             return ours(*args, **kwargs)
         if theirs is not None:
@@ -107,10 +112,10 @@ def _of_traced(ours: Callable[..., Any], op: OpOverload, theirs: Callable[..., A
     return kernel
 
 
-def _into(op: OpOverload, theirs: Callable[..., Any] | None) -> Callable[..., Any]:
+def _into(op: OpOverload, theirs: Callable[..., object] | None) -> Callable[..., object]:
     """A product that is written to a given tensor, which ATen's kernels want to be of the operands' type."""
 
-    def kernel(x: Tensor, *args: object, out: Tensor) -> Any:
+    def kernel(x: Tensor, *args: object, out: Tensor) -> object:
         if out.dtype is not x.dtype:
             raise RuntimeError(f"Expected out tensor to have dtype {x.dtype}, but got {out.dtype} instead")
         return op._op_dk(_COMPOSITE, x, *args, out=out) if theirs is None else theirs(x, *args, out=out)
@@ -118,10 +123,10 @@ def _into(op: OpOverload, theirs: Callable[..., Any] | None) -> Callable[..., An
     return kernel
 
 
-def _of_primitives(kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _of_primitives(kernel: Callable[..., object]) -> Callable[..., object]:
     """For a kernel that calls nothing composite: the dispatcher need not ask Python about each of its calls."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         with torch._C._DisablePythonDispatcher():
             return kernel(*args, **kwargs)
 

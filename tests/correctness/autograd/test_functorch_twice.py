@@ -317,6 +317,16 @@ def critic():
     )
 
 
+def normalised():
+    norms = [nn.BatchNorm1d(6, affine=random.random() < 0.5), nn.InstanceNorm1d(6, affine=True), nn.GroupNorm(2, 6)]
+    model = nn.Sequential(nn.Conv1d(3, 6, 3), norms[0], nn.SiLU(), norms[1], nn.Tanh(), norms[2])
+    model.extend([nn.SiLU(), nn.RMSNorm(7, eps=1e-5), nn.LayerNorm(7), nn.Flatten(), nn.BatchNorm1d(42)])
+    model[-1].eval()
+    for weight in model.parameters():  # normalised values that are only added give 0, whose norm has no derivative
+        nn.init.normal_(weight)
+    return model
+
+
 def curvature(model, x):
     """A product of the Hessian with a vector, made differentiable."""
     slopes = torch.autograd.grad(model(x).square().mean(), list(model.parameters()), create_graph=True)
@@ -331,6 +341,7 @@ def curvature(model, x):
         pytest.param(critic, (3, 9, 9), id="convolutional"),
         pytest.param(Attention, (7, 16), id="attention"),
         pytest.param(recurrent, (5, 6), id="recurrent"),
+        pytest.param(normalised, (3, 9), id="normalised"),
     ],
 )
 def test_other_sizes_are_derived_twice_by_what_is_compiled(make, shape, inside):
@@ -348,6 +359,49 @@ def test_other_sizes_are_derived_twice_by_what_is_compiled(make, shape, inside):
             torch.testing.assert_close(*found)
             assert call < 2 or not kinds
             kinds.clear()
+
+
+def derivatives(function, x, weights, order):
+    """Of the parts that are asked for, weighted; what has none is left out."""
+    value, found, inputs = function(x, *weights), [], [x, *weights]
+    for step in range(order):
+        scale = torch.linspace(1, 2, value.numel(), dtype=value.dtype).view(value.shape)
+        grads = torch.autograd.grad((value * scale).sum(), inputs, create_graph=True, allow_unused=True)
+        found += [None if each is None else each.detach() for each in grads]
+        some = [each for place, each in enumerate(grads) if each is not None and each.requires_grad and place != step]
+        if not some:
+            break
+        value = torch.cat([each.reshape(-1) ** 2 for each in some])
+    return found
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norms_are_derived_to_any_order(train, affine):
+    """As in eager, to which statistics are constants: with third derivatives of its own."""
+    shape = random.choice([(3,), (3, 4), (3, 4, 2)])
+    means, variances = torch.randn(3).double(), torch.rand(3).double() + 0.5
+
+    def program(x, *weights):
+        return F.batch_norm(x, means.clone(), variances.clone(), *weights, training=train)
+
+    compiled, counts = bolide.compile(program, fullgraph=True), [0]
+
+    def count(event):
+        counts[-1] += isinstance(event, events.Compiled)
+
+    with events.subscribed(count):
+        for size in random.sample(range(3, 12), 4):
+            x = torch.randn(size, *shape, dtype=torch.double, requires_grad=True)
+            weights = [torch.randn(3).double().requires_grad_() for _ in range(2 if affine else 0)]
+            found = [derivatives(function, x, weights, 3) for function in (program, compiled)]
+            for theirs, mine in zip(*found, strict=True):
+                if theirs is not None and mine is not None:
+                    torch.testing.assert_close(mine, theirs)
+                else:
+                    assert all(each is None or not each.any() for each in (mine, theirs))
+            counts.append(0)
+    assert not any(counts[2:])
 
 
 def clamped(x):
