@@ -20,7 +20,7 @@ from bolide.dynamo.machine.stand_ins import SYMBOLIC
 from bolide.symbolic import Size, product
 from bolide.tracing import TracedFloat, TracedTensor
 from bolide.tracing.meta import number_dtype
-from bolide.tracing.numbers import data
+from bolide.tracing.numbers import data, forms
 
 
 @intercept(torch._check, torch._check_index, torch._check_value, torch._check_type, torch._check_not_implemented)
@@ -118,6 +118,28 @@ def _kind(value: Any) -> str | None:
     if isinstance(value, (torch.Tensor, torch.SymFloat)):
         return "tensor"
     return "int" if type(value) is torch.SymInt else type(value).__name__ if type(value) in (bool, int, float) else None
+
+
+@intercept_table(forms.COMPUTED)
+def _of_floats(function: object, formula: forms.Formula, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """Calls with floats of the graph are computed by formulas. (The parser of torch's arguments would ask for their
+    values.)"""
+    given = (*args, *kwargs.values())
+    if not any(type(value) is TracedFloat for value in given) or vm.recorder is not None:
+        return NATIVE
+    draws, safe = function in forms.DRAWING, function in forms.SAFE
+    if draws and vm.trace.draws_as_eager:
+        return NATIVE
+    if not (draws or safe) and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        return NATIVE
+    vm.trace.where = vm.where()
+    try:
+        result = formula(*args, **kwargs)
+    except TypeError as error:
+        if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            raise
+        return NATIVE  # arguments that do not fit
+    return NATIVE if result is NotImplemented else result
 
 
 @intercept(torch.arange)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.nn import functional
 
 from bolide.symbolic import Ratio, Size
 from bolide.tracing.numbers.scalars import ScalarNode, of
 from bolide.tracing.recording.recorder import Recorder
+from bolide.tracing.rules.common import suggested_format
+
+Number = Any
+"""A number of Python's or of the graph; where a form is given it, its tensor."""
+Answer = Any
+"""Tensors, or NotImplemented where numbers have to be known."""
+Formula = Callable[..., Answer]
 
 
 def with_tensors(trace: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -22,15 +31,17 @@ def with_tensors(trace: Recorder, func: OpOverload, args: tuple[Any, ...], kwarg
         return NotImplemented  # taken apart first
     form = None if "out" in kwargs else _FORMS.get(name.rstrip("_"))
     with trace.recording():
-        if form is None:
-            return func(*map(_known, args), **{key: _known(value) for key, value in kwargs.items()})
         stands_for = _alone if _is_given_numbers(func, args) else _tensor
-        result = form(*map(stands_for, args), **{key: stands_for(value) for key, value in kwargs.items()})
+        result: Any = NotImplemented
+        if form is not None:
+            result = form(*map(stands_for, args), **{key: stands_for(value) for key, value in kwargs.items()})
+        if result is NotImplemented:
+            return func(*map(_known, args), **{key: _known(value) for key, value in kwargs.items()})
         return args[0].copy_(result) if name.endswith("_") else result
 
 
 #: functions whose derivatives compare numbers, or compute with them, which C++ cannot do with symbolic ones
-_DERIVED_WITH_NUMBERS = frozenset(("pow", "pow_", "ipow", "__rpow__", "lerp", "lerp_"))
+_DERIVED_WITH_NUMBERS = frozenset(("pow", "pow_", "ipow", "__rpow__", "lerp", "lerp_", "xlogy", "special_xlogy"))
 
 
 def for_derivatives(
@@ -80,7 +91,7 @@ def _known(value: Any) -> Any:
     return float(of(value)) if _has_scalar(value) else value
 
 
-def _like(scalar: Any, x: torch.Tensor) -> Any:
+def _like(scalar: Number, x: torch.Tensor) -> Answer:
     """A scalar's tensor in the type that the number would have next to `x`: numbers never widen it."""
     if not isinstance(scalar, torch.Tensor) or scalar.dim() or not isinstance(x, torch.Tensor):
         return scalar
@@ -95,7 +106,7 @@ def _is_number_beside(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def _binary(op: Callable[..., torch.Tensor], sign: int = 1) -> Callable[..., torch.Tensor]:
-    def form(x: Any, y: Any, *rest: Any, alpha: Any = None, **options: Any) -> torch.Tensor:
+    def form(x: Number, y: Number, *rest: Number, alpha: Number = None, **options: Number) -> torch.Tensor:
         if isinstance(alpha, torch.Tensor):
             if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
                 kind = torch.result_type(x, y)
@@ -113,7 +124,7 @@ def _binary(op: Callable[..., torch.Tensor], sign: int = 1) -> Callable[..., tor
 
 
 def _addc(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def form(x: Any, a: Any, b: Any, value: Any = 1) -> torch.Tensor:
+    def form(x: Number, a: Number, b: Number, value: Number = 1) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
             return op(x, a, b, value=value)
         if x.dtype is a.dtype is b.dtype:
@@ -130,18 +141,18 @@ def _computed(op: Callable[..., torch.Tensor], kind: torch.dtype, *operands: tor
     return op(*(operand.to(work) for operand in operands)).to(kind)
 
 
-def _lerp(x: Any, end: Any, weight: Any) -> torch.Tensor:
+def _lerp(x: Number, end: Number, weight: Number) -> torch.Tensor:
     if not (x.is_floating_point() or x.is_complex()):
         return torch.lerp(x, end, 0.5)  # says what eager does of these
     return torch.lerp(x, end, _like(weight, x))
 
 
-def _full(size: Sequence[Size], value: Any, **options: Any) -> torch.Tensor:
+def _full(size: Sequence[Size], value: Number, **options: Number) -> torch.Tensor:
     dtype = options.get("dtype") or torch.get_default_dtype()
     return value.to(dtype).expand(size).clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
 
 
-def _new_full(x: torch.Tensor, size: Any, value: Any, **options: Any) -> torch.Tensor:
+def _new_full(x: torch.Tensor, size: Number, value: Number, **options: Number) -> torch.Tensor:
     value = torch.as_tensor(value, dtype=options.get("dtype") or x.dtype, device=options.get("device") or x.device)
     return value.expand(size).clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
 
@@ -150,12 +161,98 @@ def _full_like(x: torch.Tensor, value: torch.Tensor, **options: object) -> torch
     return torch.empty_like(x, **options).fill_(value)  # type: ignore[arg-type]
 
 
-def _clamp(x: Any, low: Any = None, high: Any = None, **bounds: Any) -> torch.Tensor:
+def _clamp(x: Number, low: Number = None, high: Number = None, **bounds: Number) -> torch.Tensor:
     low, high = bounds.get("min", low), bounds.get("max", high)
     for bound, op in ((low, torch.maximum), (high, torch.minimum)):
         if bound is not None:
             x = op(x, _like(bound, x) if isinstance(bound, torch.Tensor) else torch.full((), bound, dtype=x.dtype))
     return x  # type: ignore[no-any-return]
+
+
+def _padded(x: torch.Tensor, pad: Sequence[Size], value: Number) -> torch.Tensor:
+    outside = torch.constant_pad_nd(torch.zeros((), dtype=torch.bool, device=x.device).expand(x.shape), pad, True)  # type: ignore[arg-type]
+    return torch.constant_pad_nd(x, pad).masked_fill(outside, value.to(x.dtype))  # type: ignore[arg-type]
+
+
+def _wide(form: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A form in the type in which eager's kernels compute, rounded once to that of the first operand."""
+
+    def call(x: torch.Tensor, *operands: Number, **options: Number) -> Answer:
+        if not x.is_floating_point():
+            return NotImplemented
+        work = _work(x)
+
+        def wide(value: Number) -> Answer:
+            return value.to(work) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+        return form(*map(wide, (x, *operands)), **{name: wide(value) for name, value in options.items()}).to(x.dtype)
+
+    return call
+
+
+def _product(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`beta` times a tensor, plus `alpha` times a product."""
+
+    def form(x: torch.Tensor, *factors: torch.Tensor, beta: Number = 1, alpha: Number = 1) -> Answer:
+        if not (x.is_floating_point() or x.is_complex()):
+            return NotImplemented
+        product, work = op(*factors), _work(x)
+        added = x.to(work) * _in(beta, work)
+        if isinstance(beta, torch.Tensor):
+            added = torch.where(beta == 0, torch.zeros((), dtype=work, device=x.device), added)  # not NaN times 0
+        elif beta == 0:
+            added = torch.zeros_like(added)
+        return (added + product.to(work) * _in(alpha, work)).to(x.dtype)
+
+    return form
+
+
+def _in(number: Number, dtype: torch.dtype) -> Number:
+    return number.to(dtype) if isinstance(number, torch.Tensor) else number
+
+
+def _elu(x: torch.Tensor, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> torch.Tensor:
+    return torch.where(x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale))
+
+
+def _elu_backward(
+    grad: torch.Tensor, alpha: Number, scale: Number, input_scale: Number, is_result: bool, x: torch.Tensor
+) -> torch.Tensor:
+    below = x + alpha * scale if is_result else alpha * scale * torch.exp(x * input_scale)
+    return torch.where(x > 0, grad * scale, grad * input_scale * below)
+
+
+def _softplus(x: torch.Tensor, beta: Number = 1, threshold: Number = 20) -> torch.Tensor:
+    scaled = x * beta
+    return torch.where(scaled > threshold, x, torch.log1p(torch.exp(scaled)) / beta)
+
+
+def _softplus_backward(grad: torch.Tensor, x: torch.Tensor, beta: Number, threshold: Number) -> torch.Tensor:
+    scaled = x * beta
+    power = torch.exp(scaled)
+    return torch.where(scaled > threshold, grad, grad * power / (power + 1))
+
+
+def _softshrink(x: torch.Tensor, lambd: Number = 0.5) -> torch.Tensor:
+    return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0))
+
+
+def _shrunk(grad: torch.Tensor, x: torch.Tensor, lambd: Number) -> torch.Tensor:
+    """Nothing where `x` is within +-lambd, which is rounded."""
+    lambd = lambd.to(x.dtype)
+    return torch.where((x >= -lambd) & (x <= lambd), 0.0, grad)
+
+
+def _hardtanh_backward(grad: torch.Tensor, x: torch.Tensor, low: Number, high: Number) -> torch.Tensor:
+    return torch.where((x <= low) | (x >= high), 0.0, grad)
+
+
+def _scattered(x: torch.Tensor, dim: int, index: torch.Tensor, value: Number) -> torch.Tensor:
+    return x.scatter(dim, index, value.to(x.dtype).expand(index.shape))
+
+
+def _index_added(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, alpha: Number) -> Answer:
+    return x.index_add(dim, index, source * _like(alpha, source)) if source.is_floating_point() else NotImplemented
 
 
 _FORMS: dict[str, Callable[..., torch.Tensor]] = {
@@ -179,5 +276,462 @@ _FORMS: dict[str, Callable[..., torch.Tensor]] = {
     "fill": lambda x, value: _like(value, x).to(x.dtype).expand_as(x),
     "clamp": _clamp,
     "clamp_min": _clamp,
+    "clamp_max": lambda x, high: _clamp(x, None, high),
     "where": lambda mask, x, y: torch.where(mask, _like(x, y), _like(y, x)),
+    "floor_divide": _binary(torch.floor_divide),
+    "copysign": _binary(torch.copysign),
+    "xlogy": _binary(torch.xlogy),
+    "constant_pad_nd": _padded,
+    "index_fill": lambda x, dim, index, value: x.index_fill(dim, index, value.to(x.dtype)),
+    "index_add": _index_added,
+    "scatter": _scattered,
+    "addmm": _product(torch.mm),
+    "addmv": _product(torch.mv),
+    "addr": _product(torch.outer),
+    "baddbmm": _product(torch.bmm),
+    "addbmm": _product(lambda a, b: torch.bmm(a, b).sum(0)),
+    "leaky_relu": _wide(lambda x, slope=0.01: torch.where(x > 0, x, x * slope)),
+    "leaky_relu_backward": _wide(lambda grad, x, slope, is_result: torch.where(x > 0, grad, grad * slope)),
+    "elu": _wide(_elu),
+    "elu_backward": _wide(_elu_backward),
+    "softplus": _wide(_softplus),
+    "softplus_backward": _wide(_softplus_backward),
+    "hardtanh": lambda x, low=-1, high=1: _clamp(x, low, high),
+    "hardtanh_backward": _wide(_hardtanh_backward),
+    "threshold": _wide(lambda x, threshold, value: torch.where(x <= threshold, value, x)),
+    "threshold_backward": _wide(lambda grad, x, threshold: torch.where(x <= threshold, 0.0, grad)),
+    "hardshrink": lambda x, lambd=0.5: _shrunk(x, x, lambd),
+    "hardshrink_backward": _shrunk,
+    "softshrink": _wide(_softshrink),
+    "softshrink_backward": _shrunk,
+}
+
+
+# ---- functions whose native code asks for the floats that they are given ---------------------------------------------
+
+
+def _work(x: torch.Tensor) -> torch.dtype:
+    """The type in which eager's kernels compute."""
+    return torch.float32 if x.dtype.itemsize < 4 else x.dtype
+
+
+def _reduced(loss: torch.Tensor, reduction: str) -> Answer:
+    if reduction not in ("none", "mean", "sum"):
+        return NotImplemented
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+
+
+def _dropout(x: torch.Tensor, p: Number = 0.5, training: bool = True, inplace: bool = False) -> Answer:
+    return _dropped(x, x.shape, p, training, inplace)
+
+
+def _dropped(x: torch.Tensor, shape: Sequence[Size], p: Number, training: bool, inplace: bool) -> Answer:
+    """`shape`: of what is drawn."""
+    if not training and 0 <= p <= 1:
+        return x
+    if inplace or not 0 < p < 1 or not x.is_floating_point():
+        return NotImplemented
+    if any(type(size) is int and not size for size in x.shape):
+        return x
+    drawn = torch.rand_like(x, dtype=torch.float32) if shape is x.shape else torch.rand(shape, device=x.device)  # type: ignore[arg-type]
+    return x * (drawn < 1 - p) * (1 / (1 - p))
+
+
+def _channels_dropped(dims: int) -> Formula:
+    def dropout(x: torch.Tensor, p: Number = 0.5, training: bool = True, inplace: bool = False) -> Answer:
+        if x.dim() != dims + 2:
+            return NotImplemented
+        return _dropped(x, [*x.shape[:2], *[1] * dims], p, training, inplace)
+
+    return dropout
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: Number = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Number = None,
+    enable_gqa: bool = False,
+) -> Answer:
+    attend = functional.scaled_dot_product_attention
+    if type(dropout_p) is float:
+        return attend(query * scale, key, value, attn_mask, dropout_p, is_causal, scale=1.0, enable_gqa=enable_gqa)
+    if enable_gqa or (is_causal and attn_mask is not None) or not 0 < dropout_p < 1:
+        return NotImplemented
+    scores = (query * (1 / query.shape[-1] ** 0.5 if scale is None else scale)) @ key.mT
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return _dropout(torch.ops.aten._safe_softmax(scores, -1), dropout_p) @ value
+
+
+def _normalized(x: torch.Tensor, dims: tuple[int, ...], eps: Number) -> torch.Tensor:
+    var, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
+    scale: torch.Tensor = torch.rsqrt(var + eps)
+    return (x - mean) * scale
+
+
+def _scaled(x: torch.Tensor, shape: Sequence[Size], weight: torch.Tensor | None, bias: torch.Tensor | None) -> Answer:
+    """Times a weight, plus a bias, which lie along some dimensions: `shape`."""
+    x = x if weight is None else x * weight.to(x.dtype).view(shape)  # type: ignore[arg-type]
+    return x if bias is None else x + bias.to(x.dtype).view(shape)  # type: ignore[arg-type]
+
+
+def _layer_norm(
+    x: torch.Tensor,
+    shape: Sequence[Size],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: Number = 1e-5,
+    *rest: object,
+) -> Answer:
+    if not _fits(x, shape, weight, bias):
+        return NotImplemented
+    result = _normalized(x.to(_work(x)), tuple(range(-len(shape), 0)), eps)
+    return _scaled(result, shape, weight, bias).to(x.dtype).contiguous()
+
+
+def _rms_norm(x: torch.Tensor, shape: Sequence[Size], weight: torch.Tensor | None = None, eps: Number = None) -> Answer:
+    if not _fits(x, shape, weight):
+        return NotImplemented
+    wide = x.to(_work(x))
+    result = wide * torch.rsqrt((wide * wide).mean(tuple(range(-len(shape), 0)), keepdim=True) + eps)
+    return _scaled(result, shape, weight, None).to(x.dtype)
+
+
+def _fits(x: torch.Tensor, shape: Sequence[Size], *parameters: torch.Tensor | None) -> bool:
+    own = [shape, *[each.shape for each in parameters if each is not None]]
+    return x.is_floating_point() and bool(shape) and all(tuple(each) == tuple(x.shape[-len(shape) :]) for each in own)
+
+
+def _along(x: torch.Tensor) -> list[Size]:
+    """The shape of what lies along the channels of `x`."""
+    return [1, x.shape[1], *[1] * (x.dim() - 2)]
+
+
+def _group_norm(
+    x: torch.Tensor,
+    groups: Number,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: Number = 1e-5,
+    *rest: object,
+) -> Answer:
+    if not x.is_floating_point() or x.dim() < 2 or not x.is_contiguous() or x.shape[1] % groups:
+        return NotImplemented
+    if any(each is not None and each.shape != x.shape[1:2] for each in (weight, bias)) or x.numel() <= x.shape[1]:
+        return NotImplemented
+    rows = x.to(_work(x)).view(x.shape[0], groups, -1)
+    return _scaled(_normalized(rows, (-1,), eps).view(x.shape), _along(x), weight, bias).to(x.dtype)
+
+
+def _instance_norm(
+    x: torch.Tensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: Number = 0.1,
+    eps: Number = 1e-5,
+) -> Answer:
+    if not use_input_stats or running_mean is not None or x.dim() < 3 or x.numel() <= x.shape[0] * x.shape[1]:
+        return NotImplemented
+    return _group_norm(x, x.shape[1], weight, bias, eps)
+
+
+def _batch_norm(
+    x: Number,
+    running_mean: Number,
+    running_var: Number,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    training: bool = False,
+    momentum: Number = 0.1,
+    eps: Number = 1e-5,
+) -> Answer:
+    if not x.is_floating_point() or x.dim() < 2 or not (x.is_contiguous() or suggested_format(x.meta) is not _ROWS):
+        return NotImplemented
+    if (running_mean is None) is not (running_var is None) or (running_mean is None and not training):
+        return NotImplemented
+    dims, wide, mean, var = [0, *range(2, x.dim())], x.to(_work(x)), running_mean, running_var
+    if training:
+        count = x.numel() // x.shape[1]
+        if not count > 1:
+            return NotImplemented
+        var, mean = torch.var_mean(wide, dims, correction=0)
+        for running, now in ((running_mean, mean), (running_var, var * (count / (count - 1)))):
+            if running is not None:
+                with torch.no_grad():
+                    running.copy_(running.to(now.dtype) * (1 - momentum) + now.detach() * momentum)
+    shape = _along(x)
+    result = (wide - mean.to(wide.dtype).view(shape)) * torch.rsqrt(var.to(wide.dtype) + eps).view(shape)
+    return _scaled(result, shape, weight, bias).to(x.dtype)
+
+
+_ROWS = torch.contiguous_format
+
+
+def _pad(x: torch.Tensor, pad: Sequence[Size], mode: str = "constant", value: Number = None) -> Answer:
+    return torch.constant_pad_nd(x, pad, value) if mode == "constant" else NotImplemented  # type: ignore[arg-type]
+
+
+def _are_alike(*tensors: torch.Tensor) -> bool:
+    first = tensors[0]
+    return first.is_floating_point() and all(x.shape == first.shape and x.dtype is first.dtype for x in tensors)
+
+
+def _huber(
+    x: torch.Tensor, y: torch.Tensor, reduction: str = "mean", delta: Number = 1.0, weight: Number = None
+) -> Answer:
+    if weight is not None or not _are_alike(x, y) or not delta > 0:
+        return NotImplemented
+    far = (x.to(_work(x)) - y.to(_work(x))).abs()
+    loss = torch.where(far <= delta, 0.5 * far * far, delta * (far - 0.5 * delta))
+    return _reduced(loss.to(x.dtype), reduction)
+
+
+def _smooth_l1(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    size_average: object = None,
+    reduce: object = None,
+    reduction: str = "mean",
+    beta: Number = 1.0,
+) -> Answer:
+    if size_average is not None or reduce is not None or not _are_alike(x, y) or not beta > 0:
+        return NotImplemented
+    far = (x.to(_work(x)) - y.to(_work(x))).abs()
+    loss = torch.where(far < beta, 0.5 * far * far / beta, far - 0.5 * beta)
+    return _reduced(loss.to(x.dtype), reduction)
+
+
+def _margin_ranking(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    target: torch.Tensor,
+    margin: Number = 0,
+    size_average: object = None,
+    reduce: object = None,
+    reduction: str = "mean",
+) -> Answer:
+    if size_average is not None or reduce is not None or not x.dim() == y.dim() == target.dim():
+        return NotImplemented
+    return _reduced((-target * (x - y) + margin).clamp_min(0), reduction)
+
+
+def _hinge_embedding(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    margin: Number = 1.0,
+    size_average: object = None,
+    reduce: object = None,
+    reduction: str = "mean",
+) -> Answer:
+    if size_average is not None or reduce is not None:
+        return NotImplemented
+    other = torch.where(target != 1, (margin - x).clamp_min(0), 0.0)
+    return _reduced(other + torch.where(target != -1, x, 0.0), reduction)
+
+
+def _cosine_embedding(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    target: torch.Tensor,
+    margin: Number = 0,
+    size_average: object = None,
+    reduce: object = None,
+    reduction: str = "mean",
+) -> Answer:
+    if size_average is not None or reduce is not None or x.shape != y.shape or target.dim() != x.dim() - 1:
+        return NotImplemented
+    tiny = 1e-12
+    cosine = (x * y).sum(-1) / (((x * x).sum(-1) + tiny) * ((y * y).sum(-1) + tiny)).sqrt()
+    apart = torch.where(target == -1, (cosine - margin).clamp_min(0), 0.0)
+    return _reduced(torch.where(target == 1, 1 - cosine, 0.0) + apart, reduction)
+
+
+def _distance(x: torch.Tensor, y: torch.Tensor, p: Number = 2.0, eps: Number = 1e-6, keepdim: bool = False) -> Answer:
+    if _has_scalar(p):
+        return NotImplemented
+    return torch.linalg.vector_norm(x - y + eps, p, -1, keepdim)
+
+
+def _triplet(
+    x: torch.Tensor,
+    same: torch.Tensor,
+    other: torch.Tensor,
+    margin: Number = 1.0,
+    p: Number = 2,
+    eps: Number = 1e-6,
+    swap: bool = False,
+    size_average: object = None,
+    reduce: object = None,
+    reduction: str = "mean",
+) -> Answer:
+    if size_average is not None or reduce is not None or _has_scalar(p) or not margin > 0:
+        return NotImplemented
+    if not x.dim() == same.dim() == other.dim():
+        return NotImplemented
+    near, far = _distance(x, same, p, eps), _distance(x, other, p, eps)
+    far = torch.minimum(far, _distance(same, other, p, eps)) if swap else far
+    return _reduced((margin + near - far).clamp_min(0), reduction)
+
+
+def _cosine_similarity(x: torch.Tensor, y: torch.Tensor, dim: int = 1, eps: Number = 1e-8) -> Answer:
+    if not x.is_floating_point() or x.dtype is not y.dtype:
+        return NotImplemented
+
+    def unit(x: torch.Tensor) -> torch.Tensor:
+        norm = torch.linalg.vector_norm(x, 2, dim, True)
+        return x / torch.where(norm.detach() < eps, norm - norm.detach() + eps, norm)  # its derivative is the norm's
+
+    return (unit(x) * unit(y)).sum(dim)
+
+
+def _celu(x: torch.Tensor, alpha: Number = 1.0, inplace: bool = False) -> Answer:
+    if alpha == 0:
+        return NotImplemented
+    return (torch.ops.aten.elu_ if inplace else torch.ops.aten.elu)(x, alpha, 1.0, 1.0 / alpha)
+
+
+def _cross_entropy(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: object = None,
+    ignore_index: int = -100,
+    reduce: object = None,
+    reduction: str = "mean",
+    label_smoothing: Number = 0.0,
+) -> Answer:
+    if size_average is not None or reduce is not None or not x.dim() or not 0 < label_smoothing <= 1:
+        return NotImplemented
+    place = 0 if x.dim() == 1 else 1
+    classes = x.shape[place]
+    if target.is_floating_point():
+        target = target * (1 - label_smoothing) + label_smoothing / classes
+        return functional.cross_entropy(x, target, weight, reduction=reduction)
+    logs = functional.log_softmax(x, place)
+    loss = functional.nll_loss(logs, target, weight, ignore_index=ignore_index, reduction=reduction)
+    weighted = logs if weight is None else logs * weight.view([-1 if dim == place else 1 for dim in range(x.dim())])
+    ignored = target == ignore_index
+    smooth = (-weighted.sum(place)).masked_fill(ignored, 0.0)
+    if reduction == "mean" and weight is None:
+        smooth = smooth.sum() / ignored.logical_not().sum()
+    elif reduction == "mean" and weight is not None:
+        smooth = smooth.sum() / torch.where(ignored, 0.0, weight[torch.where(ignored, 0, target)]).sum()
+    else:
+        smooth = _reduced(smooth, reduction)
+    return loss * (1 - label_smoothing) + smooth * (label_smoothing / classes)
+
+
+def _nan_to_num(x: torch.Tensor, nan: Number = None, posinf: Number = None, neginf: Number = None) -> Answer:
+    if not x.is_floating_point():
+        return NotImplemented
+    limits = torch.finfo(x.dtype)
+    high, low = limits.max if posinf is None else posinf, limits.min if neginf is None else neginf
+    x = torch.where(x.isnan(), 0.0 if nan is None else nan, x)
+    return torch.where(x == -math.inf, low, torch.where(x == math.inf, high, x))
+
+
+def _logit(x: torch.Tensor, eps: Number = None) -> Answer:
+    if not x.is_floating_point() or not 0 <= eps <= 0.5:
+        return NotImplemented
+    low = of(eps).tensor.to(x.dtype)
+    inside = torch.where(x < low, low, torch.where(x > 1 - low, 1 - low, x)).to(_work(x))
+    return torch.log(inside / (1 - inside)).to(x.dtype)
+
+
+def _isclose(
+    x: torch.Tensor, y: torch.Tensor, rtol: Number = 1e-5, atol: Number = 1e-8, equal_nan: bool = False
+) -> Answer:
+    if equal_nan or not x.is_floating_point() or x.dtype is not y.dtype or not (rtol >= 0 and atol >= 0):
+        return NotImplemented
+    apart = (x - y).abs()
+    return (x == y) | (apart.isfinite() & (apart <= atol + (rtol * y).abs()))
+
+
+def _quantile(x: torch.Tensor, q: Number, dim: int | None = None, keepdim: bool = False, **options: Number) -> Answer:
+    if not 0 <= q <= 1 or x.dtype not in (torch.float32, torch.float64):
+        return NotImplemented
+    return torch.quantile(x, of(q).tensor.to(x.dtype), dim, keepdim, **options)
+
+
+def _float_power(x: Number, exponent: Number) -> Answer:
+    if not isinstance(x, torch.Tensor) or x.is_complex():
+        return NotImplemented
+    return torch.pow(x.to(torch.float64), exponent)
+
+
+def _normal_(x: torch.Tensor, mean: Number = 0.0, std: Number = 1.0) -> Answer:
+    return x.normal_().mul_(std).add_(mean) if x.is_floating_point() and std >= 0 else NotImplemented
+
+
+def _uniform_(x: torch.Tensor, low: Number = 0.0, high: Number = 1.0, **names: Number) -> Answer:
+    low, high = names.pop("from", low), names.pop("to", high)
+    return NotImplemented if names or not low <= high else x.uniform_().mul_(high - low).add_(low)
+
+
+def _exponential_(x: torch.Tensor, lambd: Number = 1.0) -> Answer:
+    return x.exponential_().div_(lambd) if lambd > 0 else NotImplemented
+
+
+def _bernoulli_(x: torch.Tensor, p: Number = 0.5) -> Answer:
+    return x.copy_(torch.rand_like(x, dtype=torch.float32) < p) if 0 <= p <= 1 else NotImplemented
+
+
+def _normal(mean: Number, std: Number, size: Sequence[Size] | None = None, **options: Number) -> Answer:
+    if size is None or not std >= 0 or options.get("out") is not None or options.get("generator") is not None:
+        return NotImplemented
+    return torch.randn(size, **options) * std + mean  # type: ignore[arg-type]
+
+
+#: these draw numbers
+DRAWING: dict[Any, Formula] = {
+    **dict.fromkeys((functional.dropout, torch.dropout), _dropout),
+    **{getattr(functional, f"dropout{n}d"): _channels_dropped(n) for n in (1, 2, 3)},
+    torch.Tensor.normal_: _normal_,
+    torch.Tensor.uniform_: _uniform_,
+    torch.Tensor.exponential_: _exponential_,
+    torch.Tensor.bernoulli_: _bernoulli_,
+    torch.normal: _normal,
+}
+#: autocast makes of these what it makes of the functions that they are made of
+SAFE: dict[Any, Formula] = {
+    functional.scaled_dot_product_attention: _attention,
+    functional.pad: _pad,
+    functional.cross_entropy: _cross_entropy,
+    functional.celu: _celu,
+    **dict.fromkeys((torch.nan_to_num, torch.Tensor.nan_to_num), _nan_to_num),
+}
+#: by the function, what it computes with floats of the graph; NotImplemented where the floats have to be known
+COMPUTED: dict[Any, Formula] = {
+    **DRAWING,
+    **SAFE,
+    functional.layer_norm: _layer_norm,
+    torch.layer_norm: _layer_norm,
+    **dict.fromkeys((functional.rms_norm, torch.rms_norm), _rms_norm),
+    **dict.fromkeys((functional.group_norm, torch.group_norm), _group_norm),
+    functional.instance_norm: _instance_norm,
+    functional.batch_norm: _batch_norm,
+    functional.huber_loss: _huber,
+    functional.smooth_l1_loss: _smooth_l1,
+    functional.margin_ranking_loss: _margin_ranking,
+    functional.hinge_embedding_loss: _hinge_embedding,
+    functional.cosine_embedding_loss: _cosine_embedding,
+    functional.triplet_margin_loss: _triplet,
+    torch.pairwise_distance: _distance,
+    torch.cosine_similarity: _cosine_similarity,
+    **dict.fromkeys((torch.logit, torch.Tensor.logit), _logit),
+    **dict.fromkeys((torch.isclose, torch.Tensor.isclose), _isclose),
+    **dict.fromkeys((torch.quantile, torch.Tensor.quantile), _quantile),
+    **dict.fromkeys((torch.float_power, torch.Tensor.float_power), _float_power),
 }
