@@ -24,6 +24,7 @@ from bolide.inductor.schedule.stages import (
     unit_writes,
 )
 from bolide.tracing.numbers.data import require
+from bolide.tracing.traits import traits_of
 
 MOST_STEPS = 1 << 10  # edges that are followed from either of two groups before they count as too far from each other
 
@@ -47,7 +48,8 @@ class _Vertex:
 @dataclass(slots=True)
 class _Graph:
     """`maker`: buffer -> vertex that wrote it last; `readers`: buffer -> vertices that read it; `barrier`: the last
-    vertex that tells or checks a size, which all later ones come after."""
+    vertex that tells or checks a size, which all later ones come after; `effect`: the last one that draws, seeds or
+    does something else to the world, which others of this kind come after."""
 
     ctx: Scheduling
     times: Lifetimes
@@ -55,6 +57,7 @@ class _Graph:
     maker: dict[str, int] = field(default_factory=dict)
     readers: dict[str, list[int]] = field(default_factory=dict)
     barrier: int | None = None
+    effect: int | None = None
     apart: frozenset[str] = frozenset()  # buffers that do not share kernels with others
     written: dict[str, str] = field(default_factory=dict)  # the new value of an input -> that input
 
@@ -95,8 +98,7 @@ def _add(graph: _Graph, unit: Unit, fusion: bool) -> None:
     for name in unit_writes(unit):  # so that it can be computed there
         if name in graph.written and isinstance(unit, Group):
             needs.update(graph.readers.get(graph.written[name], ()))
-    if graph.barrier is not None:
-        needs.add(graph.barrier)
+    needs.update(after for after in (graph.barrier, graph.effect if _has_effect(unit) else None) if after is not None)
     needs = {graph.found(need) for need in needs}
     graph.vertices.append(_Vertex(unit, names, needs, index, index, graph.times.wave_of(unit)))
     for need in needs:
@@ -107,8 +109,18 @@ def _add(graph: _Graph, unit: Unit, fusion: bool) -> None:
         graph.maker[name] = index
     if isinstance(unit, Extern) and (unit.binds or unit.op is require):
         graph.barrier = index
+    if _has_effect(unit):
+        graph.effect = index
     if fusion and isinstance(unit, Group) and not changes:
         _join_with_earlier(graph, index)
+
+
+def _has_effect(unit: Unit) -> bool:
+    """Whether a unit has to keep its place among others of this kind. Our own checks and those of ATen need not."""
+    if not isinstance(unit, Extern):
+        return False
+    traits = traits_of(unit.op)
+    return traits.seeded or (traits.impure and unit.op.namespace not in ("aten", "bolide"))
 
 
 def _join_with_earlier(graph: _Graph, index: int) -> None:

@@ -4,6 +4,7 @@ backend."""
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -350,3 +351,38 @@ def test_threads_draw_from_their_own() -> None:
             assert torch.equal(compiled(g, x), torch.rand(3, generator=twin))
 
     together(work, 4)
+
+
+def noisy(x: torch.Tensor, w: torch.Tensor, seeds: list[int], shared: torch.Generator) -> torch.Tensor:
+    """A walk whose steps are drawn by seeds; later steps bridge earlier ones."""
+
+    def drawn(seed: int) -> torch.Tensor:
+        if seed % 3 == 0:
+            return torch.randn(x.shape, generator=shared.manual_seed(seed))
+        return torch.randn(x.shape, generator=torch.Generator().manual_seed(seed))
+
+    t, rest = torch.tensor(0.0), drawn(0)
+    for seed in seeds:
+        step = rest * 0.25 + 0.5 * drawn(seed)
+        rest = rest - step
+        after = t + 0.25
+        x = x + (x @ w).tanh() * (after - t) + (x @ w.T).sigmoid() * step
+        t = after
+    return x
+
+
+def test_draws_stay_behind_their_seeds_however_steps_share_kernels() -> None:
+    for _ in range(4):
+        steps = random.randint(2, 5)
+        seeds = [random.randrange(1000) for _ in range(steps) for _ in range(random.randint(1, 2))]
+        compiled = bolide.compile(noisy, fullgraph=True)
+        for size in (3, 5, 4):
+            w = torch.randn(6, 6, dtype=torch.float64)
+            x = torch.randn(size, 6, dtype=torch.float64)
+            results = []
+            for function in (noisy, compiled):
+                leaf, g = x.clone().requires_grad_(), torch.Generator()
+                out = function(leaf, w, seeds, g)
+                out.sum().backward()
+                results.append((out.detach(), leaf.grad, g.get_state()))
+            torch.testing.assert_close(*results)
