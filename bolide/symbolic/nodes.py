@@ -87,7 +87,9 @@ def _comparison(op: str) -> Callable[[SymNode, SymNode | GraphFloat], SymNode]:
         if self.is_float() or other.is_float():
             x, y = self._ratio(), other._ratio()
             if x is None or y is None or not x.exact or not y.exact:
-                return self.wrap_bool(compared(self.guard_float(), other.guard_float()))
+                is_known = self.env.scalar is None or (x is None and y is None)
+                asked = [node.guard_float() if is_known else node.in_graph() for node in (self, other)]
+                return self.wrap_bool(compared(*asked))
             return self._cond(getattr(x.over * y.under, op)(y.over * x.under))
         return self._cond(getattr(self._integer(), op)(other._integer()))
 

@@ -132,10 +132,10 @@ def _now(value: Any) -> Any:
 
 def derive(world: World, text: str, value: Any) -> Any:
     """The number that `text` says of sizes and floats from outside, `value` in this call; None where it is made of
-    several of them, or of data."""
+    several places, or of data."""
     source = _computed(world, text, value)
     if source is not None and source not in world.numbers.derived:
-        world.numbers.derived[source] = _number(world, source, value, symbols_in(text)[0])
+        world.numbers.derived[source] = _number(world, source, value, symbols_in(text))
     return None if source is None else world.numbers.derived[source]
 
 
@@ -149,15 +149,22 @@ def named(world: World, text: str, value: object) -> str | None:
 
 
 def _computed(world: World, text: str, value: object) -> Source | None:
-    """Where the number is found that `text` says of one size or float from outside; None for any other."""
+    """Where the number is found that `text` says of one size or float from outside, or of sizes of one tensor; None for
+    any other."""
     names = symbols_in(text)
-    known = world.numbers.source_of(names[0]) if len(names) == 1 else None
-    if known is None or names[0] in world.trace.shapes.facts.names or not is_number(value):
+    if not names or not is_number(value) or not world.trace.shapes.facts.names.isdisjoint(names):
         return None
-    return Source("apply", known, (), computing(with_symbols(text, {names[0]: "n"})))
+    found = [world.numbers.source_of(name) for name in names]
+    first = found[0]
+    if len(names) == 1:
+        return first and Source("apply", first, (), computing(with_symbols(text, {names[0]: "n"})))
+    if first is None or any(one is None or one.kind != "item" or one.base != first.base for one in found):
+        return None
+    places = {name: f"n[{one.key!r}]" for name, one in zip(names, found, strict=True) if one is not None}
+    return Source("apply", first.base, (), computing(with_symbols(text, places)))
 
 
-def _number(world: World, source: Source, value: Number, of: str) -> object:
+def _number(world: World, source: Source, value: Number, of: list[str]) -> object:
     """The number at `source`, which is fixed if the program has needed its value before."""
     if world.symbols.history.is_fixed((source, None), value):
         world.guards.add(source, "equals", value)
@@ -165,7 +172,7 @@ def _number(world: World, source: Source, value: Number, of: str) -> object:
     if isinstance(value, float):
         return world.numbers.float_of(source, value)
     world.guards.add(source, "integer", (None, None))
-    marked = any(symbol.name == of and symbol.marked for symbol in world.symbols.all)
+    marked = any(symbol.name in of and symbol.marked for symbol in world.symbols.all)
     return world.symbols.integer(source, value, f"number{len(world.numbers.derived)}", marked)
 
 

@@ -240,6 +240,48 @@ def test_sizes_computed_with_tensors_are_sizes(dynamic: bool | None) -> None:
     assert made == (1 if dynamic else 2)
 
 
+def longer_side(x: Any, h: int, w: int) -> Any:
+    ratio = w / h
+    return F.interpolate(x, (7, int(7 * ratio)), mode="bilinear"), x * (round(ratio, 2) + h / w)
+
+
+def fitted(x: Any, h: int, w: int) -> Any:
+    step = 9 / min(h, w)
+    return F.interpolate(x, (int(h * step), int(w * step))), F.pad(x, (0, math.ceil(1.3 * w) - w, 0, round(h * 20 / w)))
+
+
+def blurred(x: Any, h: int, w: int) -> Any:
+    factors = h / 11, w / 8
+    if max(factors) > 1:
+        widths = [max((factor - 1.0) / 2.0, 0.001) for factor in factors]
+        x = x * (widths[0] / widths[1]) + math.exp(-widths[1])
+    return x[..., : h // 2, :] * (h / 3 if h / 3 > 0.1 else 0.1)
+
+
+def diagonal(x: Any, h: int, w: int) -> Any:
+    return x / math.sqrt(h * w), x + math.hypot(7 / w, 5 / h), x.mean() + torch.ones(math.isqrt(h * h + w * w))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("program", [longer_side, fitted, blurred, diagonal], ids=lambda program: program.__name__)
+def test_numbers_computed_of_sizes_of_an_image_are_anew_in_each_call(program: Any, dynamic: bool | None) -> None:
+    compiled, made = bolide.compile(lambda x: program(x, *x.shape[-2:]), dynamic=dynamic), 0
+    heights, widths = random.sample(range(12, 30), 5), random.sample(range(30, 60), 5)
+    for batch, *size in zip(random.sample(range(4, 12), 5), heights, widths, strict=True):
+        x = torch.randn(batch, 3, *size, dtype=torch.float64, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        told: list[Any] = []
+        with events.subscribed(told.append):
+            found = compiled(y)
+        expected = program(x, *size)
+        torch.testing.assert_close(found, expected)
+        torch.utils._pytree.tree_map(lambda part: part.square().sum().backward(retain_graph=True), (found, expected))
+        torch.testing.assert_close(y.grad, x.grad)
+        assert not [event for event in told if type(event) in (events.Break, events.Fallback)]
+        made += len([event for event in told if type(event) is events.Installed])
+    assert made <= (1 if dynamic else 2), (heights, widths)
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_numbers_computed_of_two_sizes_are_guarded(dynamic: bool | None) -> None:
     """The names of functions in such a guard are not those of parameters."""
