@@ -111,9 +111,10 @@ def call_tensor_hook(hook: Hook, grad: Grad) -> Grad:
 
 
 @disallow_in_graph  # nobody knows what it does
-def call_cpp_tensor_hook(hook_id: int, grad: torch.Tensor) -> torch.Tensor:
-    """What a hook in C++ gives in place of a gradient."""
-    return torch._C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks(hook_id, grad)
+def call_cpp_tensor_hook(hook_id: int, grad: Grad) -> Grad:
+    """What a hook in C++ gives in place of a gradient. torch has no way to tell it that there is none: it is not
+    called, which is all the same to `retain_grad`."""
+    return None if grad is None else torch._C._dynamo.compiled_autograd.call_cpp_tensor_pre_hooks(hook_id, grad)
 
 
 def call_after_accumulation(hook: Hook, variable: torch.Tensor) -> torch.Tensor:

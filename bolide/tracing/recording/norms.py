@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
+from torch._C import DispatchKey, _functorch
+from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from bolide.symbolic import product
@@ -86,9 +87,14 @@ def _added(terms: list[Tensor]) -> Tensor | None:
 
 
 def batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, *rest: object) -> object:
-    """The kernel for autograd of `native_batch_norm_backward`."""
+    """The kernel for autograd of `native_batch_norm_backward`, at one level of transforms."""
     derived = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (grad, x, weight))
-    if derived:
+    if not derived or forward_ad._current_level >= 0:
+        key = DispatchKey.AutogradCUDA if x.device.type == "cuda" else DispatchKey.AutogradCPU
+        return _backward._op_dk(key, grad, x, weight, *rest)
+    allowed = _functorch.get_single_level_autograd_function_allowed()
+    _functorch.set_single_level_autograd_function_allowed(True)
+    try:
         return _BatchNormBackward.apply(grad, x, weight, *rest)  # type: ignore[attr-defined]
-    key = DispatchKey.AutogradCUDA if x.device.type == "cuda" else DispatchKey.AutogradCPU
-    return _backward._op_dk(key, grad, x, weight, *rest)
+    finally:
+        _functorch.set_single_level_autograd_function_allowed(allowed)

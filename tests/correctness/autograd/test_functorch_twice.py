@@ -404,6 +404,26 @@ def test_batch_norms_are_derived_to_any_order(train, affine):
     assert not any(counts[2:])
 
 
+TRANSFORMED = {
+    "hessian": torch.func.hessian,
+    "of_each": lambda loss: torch.vmap(torch.func.grad(loss), 1),
+    "along_a_direction": lambda loss: lambda x: torch.func.jvp(torch.func.grad(loss), (x,), (x.cos(),))[1],
+    "in_reverse": lambda loss: torch.func.grad(lambda x: torch.func.grad(loss)(x).sin().sum()),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_batch_norms_are_derived_by_transforms(name):
+    """Where the derivative is a kernel in Python, at one level of several."""
+    model = nn.BatchNorm1d(3, track_running_stats=random.random() < 0.5).double().requires_grad_(False)
+    model.eval()
+    program = TRANSFORMED[name](lambda x: (model(x) ** 3).sin().sum())
+    compiled = bolide.compile(program, fullgraph=True)
+    for size in random.sample(range(2, 9), 3):
+        x = torch.randn(size, *([4] if name == "of_each" else []), 3).double()
+        torch.testing.assert_close(compiled(x), program(x))
+
+
 def clamped(x):
     y = x * x.exp()
     with torch.no_grad():

@@ -254,3 +254,13 @@ def test_gradients_of_gradients_are_right(fast: bool) -> None:
     for forward in (normalised, function):
         actual, _ = captured(functools.partial(penalty, forward), bolide.compile if fast else lambda gm: gm)
         torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_result_that_gets_no_gradient_may_retain_it() -> None:
+    forward = bolide.compile(lambda x: (first := x.sin(), first * 2))
+    x = torch.randn(3, requires_grad=True)
+    with compiled_autograd.enable(bolide.compile):
+        first, second = forward(x)
+        first.retain_grad()
+        second.sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach().cos())
