@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import gpu_emulated
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 import bolide
+from bolide.inductor.codegen.cuda.held import held_by_threads
+from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.machine import HOPPER
 
 SWEEP = Path(__file__).with_name("sweep.py")
 SLOW = ("model", "math", "1000", "5000", "5001", "768", "long", "large", "tall")
@@ -58,3 +65,56 @@ def checked(device: str, seed: int, *which: str) -> None:
     options = ["--device", device, "--jobs", "1", "--each", "100", "--seed", str(seed % 10000), *which]
     done = subprocess.run([sys.executable, SWEEP, *options], capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def _layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x + residual, (x.shape[-1],), weight, bias)
+
+
+def _rms_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.rms_norm(x + residual + bias, (x.shape[-1],), weight, 1e-6)
+
+
+def _times(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x + bias, (x.shape[-1],), weight) * residual
+
+
+@pytest.mark.parametrize("shapes", [[(24, 32), (23, 32), (90, 32)], [(3, 7, 48), (2, 5, 48)], [(37, 1100)]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("function", [_layer_norm, _rms_norm, _times])
+def test_sums_of_columns_beside_those_of_rows(
+    function: Callable[..., Tensor],
+    dtype: torch.dtype,
+    shapes: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+) -> None:
+    """Parts of rows, of which the last one may be short, for sizes that change from the second call on; and arguments
+    that do not start at a multiple of 16 bytes."""
+    machine = replace(HOPPER, most_row_parts=5, part_rows=2, part_columns=(16, 1 << 11))
+    monkeypatch.setattr(gpu_emulated, "HOPPER", machine)
+    gpu_emulated.emulate(monkeypatch.setattr)
+    torch.manual_seed(seed)
+    made: list[Kernel] = []
+    compiled = gpu_emulated.compiled
+
+    def noted(kernels: Sequence[Kernel], *more: object) -> list[object]:
+        made.extend(kernels)
+        return [*compiled(kernels)]
+
+    monkeypatch.setattr("bolide.inductor.compiled_graph.compile_kernels", noted)
+    fast = bolide.compile(function, fullgraph=True)
+    for shape in (*shapes, shapes[-1]):
+        size = torch.Size(shape).numel()
+        first = int(shape is shapes[-1])
+        full = [torch.randn(size + 1).to(dtype)[first : size + first].view(shape).requires_grad_() for _ in range(2)]
+        arguments = [*full, *(torch.randn(shape[-1]).to(dtype).requires_grad_() for _ in range(2))]
+        given = torch.randn(shape).to(dtype)
+        wide = [each.detach().double().requires_grad_() for each in arguments]
+        result, expected = fast(*arguments), function(*wide)
+        mine = [result, *torch.autograd.grad(result, arguments, given)]
+        theirs = [expected, *torch.autograd.grad(expected, wide, given.double())]
+        for one, other in zip(mine, theirs, strict=True):
+            error = (one.double() - other).abs().max() / other.abs().max()
+            assert error < (1e-6 if dtype is torch.float32 else 2e-2)
+    assert any(held_by_threads(kernel) for kernel in made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import gpu_emulated
 import pytest
@@ -34,17 +35,26 @@ def _bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "function, shapes, most",
+    "function, shapes, most, part",
     [
-        (_layer_norm, (SHAPE, SHAPE, (COLUMNS,), (COLUMNS,)), 11),
-        (_rms_norm, (SHAPE, SHAPE, (COLUMNS,)), 10),
-        (_bias_gelu, (SHAPE, (COLUMNS,)), 6),
+        (_layer_norm, (SHAPE, SHAPE, (COLUMNS,), (COLUMNS,)), 11, HOPPER.part_rows),
+        (_layer_norm, (SHAPE, SHAPE, (COLUMNS,), (COLUMNS,)), 8, 2),
+        (_rms_norm, (SHAPE, SHAPE, (COLUMNS,)), 10, HOPPER.part_rows),
+        (_rms_norm, (SHAPE, SHAPE, (COLUMNS,)), 8, 2),
+        (_bias_gelu, (SHAPE, (COLUMNS,)), 6, HOPPER.part_rows),
     ],
 )
 def test_training_reads_and_writes_little(
-    function: Callable[..., Tensor], shapes: Sequence[tuple[int, ...]], most: int, monkeypatch: pytest.MonkeyPatch
+    function: Callable[..., Tensor],
+    shapes: Sequence[tuple[int, ...]],
+    most: int,
+    part: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sums of columns share kernels, and what takes little to compute is neither stored nor loaded."""
+    """Sums of columns share kernels, also with those of rows, in parts of these; and what takes little to compute is
+    neither stored nor loaded."""
+    machine = replace(HOPPER, most_row_parts=8, part_rows=part, part_columns=(COLUMNS, COLUMNS))
+    monkeypatch.setattr(gpu_emulated, "HOPPER", machine)
     gpu_emulated.emulate(monkeypatch.setattr)
     moved: list[str] = []
 

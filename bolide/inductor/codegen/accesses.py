@@ -89,10 +89,12 @@ def pointer(scope: Scope, buffer: str, terms: tuple[Term, ...], offset: int) -> 
 
 def place(scope: Scope, buffer: str, index: Expr) -> Place:
     """How `index` runs over the lanes."""
+    if (held := scope.held(buffer)) is not None:
+        return Place("run", held, True)
     varying = scope.varying & index.free_vars
     if not varying:
         return Place("one", pointer(scope, buffer, index.terms, index.offset), False)
-    stride = index.coefficient(scope.vector) if scope.vector is not None and varying == {scope.vector} else None
+    stride = scope.step(index)
     if stride is not None and stride.is_const and _is_near(stride.value, scope):
         address = pointer(scope, buffer, index.terms, index.offset)
         align = scope.alignment(buffer, index) if stride.value == 1 else 0

@@ -62,6 +62,16 @@ class Scope:
         """Bytes that the address of the first of a run of elements is known to be a multiple of; 0: an element's."""
         return 0
 
+    def step(self, index: Expr) -> Expr | None:
+        """How far an index moves from lane to lane, if always alike."""
+        if self.vector is None or self.varying & index.free_vars != {self.vector}:
+            return None
+        return index.coefficient(self.vector)
+
+    def held(self, buffer: str) -> Value | None:
+        """Where the elements of a buffer at this place are, if a thread holds its own."""
+        return None
+
     def windows(self, buffer: str, index: Expr) -> tuple[Expr, int, int] | None:
         """Where pieces of a buffer start that are loaded as a whole, how far behind that a run of elements starts, and
         how long they are; None where elements are loaded by themselves, or as vectors."""
@@ -218,9 +228,34 @@ def multiple_of(expr: Expr, known: dict[str, int] | None = None) -> int:
     result = abs(expr.offset)
     for mono, coefficient in expr.terms:
         for atom in mono:
-            coefficient *= (known or {}).get(atom.key, 1) if atom.kind == "var" else 1
+            if atom.kind == "%" and atom.args[1].is_const:
+                coefficient *= math.gcd(multiple_of(atom.args[0], known), atom.args[1].value)
+            elif atom.kind == "var":
+                coefficient *= (known or {}).get(atom.key, 1)
         result = math.gcd(result, coefficient)
     return result
+
+
+def step_along(index: Expr, axis: str, lanes: int) -> Expr | None:
+    """How far an index moves along an axis, from a multiple of `lanes` on, so many steps, if always alike: quotients of
+    places of which only the first one may be a multiple of the divisor are the same, and their rests are neighbours."""
+    if (plain := index.coefficient(axis)) is not None:
+        return plain
+    step = 0
+    for mono, coefficient in index.terms:
+        moving = [atom for atom in mono if axis in atom.free_vars]
+        if not moving:
+            continue
+        if len(mono) > 1 or moving[0].kind not in ("//", "%"):
+            return None
+        whole, divisor = moving[0].args
+        by_one = whole.coefficient(axis)
+        if not (divisor.is_const and by_one is not None and by_one.is_const and by_one.value == 1):
+            return None
+        if divisor.value % lanes or multiple_of(whole, {axis: lanes}) % lanes:
+            return None
+        step += coefficient if moving[0].kind == "%" else 0
+    return Expr.const(step)
 
 
 def integer_atom(atom: Atom, left: Value, right: Value) -> Value:

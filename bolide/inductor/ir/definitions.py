@@ -116,7 +116,7 @@ class Computed:
     origin: Origin | None = None
     absorbed: tuple[Origin, ...] = ()  # whose work was substituted into this definition
     scan: str | None = None  # the axis along which each element is the reduction of those up to it, itself included
-    run: int | None = None  # a scan begins anew at each multiple of this
+    run: int | None = None  # a scan begins anew at each multiple of this; element p of dimension 0 reduces run number p
     device: torch.device = CPU
     operands: ClassVar[tuple[Node, ...]] = ()
 

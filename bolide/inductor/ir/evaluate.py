@@ -73,6 +73,8 @@ def _grids(names: Sequence[str], extents: Sequence[int], rank: int, start: int) 
 
 def _computed(definition: Computed, buffers: Memory, env: Env) -> torch.Tensor:
     shape = _shape(definition.shape, env)
+    if definition.scan is None and definition.run is not None:
+        return _computed_in_parts(definition, definition.run, buffers, env)
     along = _shape([extent for _, extent in definition.reduce_axes], env)
     rank = len(shape) + len(along)
     scope = env | _grids(definition.axes, shape, rank, 0)
@@ -92,6 +94,19 @@ def _computed(definition: Computed, buffers: Memory, env: Env) -> torch.Tensor:
     if definition.layout is not None:
         result = torch.empty_strided(shape, _shape(definition.layout.stride, env), dtype=definition.dtype)
     return result.copy_(value)
+
+
+def _computed_in_parts(definition: Computed, run: int, buffers: Memory, env: Env) -> torch.Tensor:
+    """The reductions of the runs of an axis, one below the other."""
+    ((name, extent),), op = definition.reduce_axes, str(definition.reduce_op)
+    (_, *axes), (count, *shape) = definition.axes, _shape(definition.shape, env)
+    along, rank = _shape([extent], env), len(axes) + 1
+    scope = env | _grids(axes, shape, rank, 0) | _grids([name], along, rank, len(shape))
+    value = NodeValues(buffers, scope).value(definition.value).expand(shape + along)
+    result = torch.empty([count, *shape], dtype=definition.dtype)
+    for place, part in zip(range(count), torch.split(value, run, len(shape))):
+        result[place] = reduced(op, part)
+    return result
 
 
 def scanned(op: str | None, value: torch.Tensor, dim: int) -> torch.Tensor:

@@ -183,7 +183,7 @@ def definition_text(definition: Definition) -> str:
     if definition.reduce_op is not None:
         place = "" if definition.position is None else f" at {node_text(definition.position)}"
         runs = "" if definition.run is None else f" in runs of {definition.run}"
-        where = f"up to {definition.scan}{runs}" if definition.scan else f"for {_ranges(definition.reduce_axes)}"
+        where = f"up to {definition.scan}{runs}" if definition.scan else f"for {_ranges(definition.reduce_axes)}{runs}"
         value = f"{definition.reduce_op}({value}{place} {where})"
     kind = _type(definition.dtype, definition.shape, definition.layout)
     return f"{definition.name}[{_list(definition.axes)}]: {kind} = {value}"

@@ -49,7 +49,8 @@ def _check(definition: Definition, known: dict[str, Described], axes: set[str]) 
         reduces = bool(definition.reduce_axes) != (definition.scan is not None)
         _require(reduces == (definition.reduce_op is not None), "a reduction has axes, or one that it runs along")
         _require(definition.scan in (None, *definition.axes), "a scan runs along one of its axes")
-        _require(definition.run is None or definition.scan is not None, "runs are parts of a scan")
+        in_parts = definition.scan is None and len(definition.reduce_axes) == 1
+        _require(definition.run is None or definition.scan is not None or in_parts, "runs are parts of one axis")
         same = definition.value.dtype is definition.dtype or definition.reduce_op is not None
         _require(same, f"the value is {definition.value.dtype}, the buffer {definition.dtype}")
         placed = definition.reduce_op in ("argmin", "argmax")

@@ -67,6 +67,18 @@ def in_blocks(axes: Sequence[Axis], blocks: Mapping[str, int], stores: Sequence[
     return body
 
 
+def in_parts(axes: Sequence[Axis], number: str, count: Expr, size: int, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """A loop over the rows of part `number` of `count`, each of so many iterations of the nest of `axes`."""
+    extent = volume(axis.extent for axis in axes)
+    rows = _inside(Axis(axes[-1].name, extent, "serial"), number, size, "serial")
+    rest, place = axis_var(number, count) * size + axis_var(rows.name, rows.extent), dict[str, Expr]()
+    for axis in reversed(axes[1:]):
+        place[axis.name], rest = rest % axis.extent, rest // axis.extent
+    place[axes[0].name] = rest
+    new = substitute(place)
+    return (Loop(rows, tuple([_moved(statement, place, new) for statement in body])),)
+
+
 def _inside(axis: Axis, block: str, size: int, kind: AxisKind) -> Axis:
     """The axis within a block: shorter in the last one, unless `size` divides it."""
     if axis.extent.is_const and axis.extent.value % size == 0:
@@ -89,15 +101,16 @@ def _moved(statement: Stmt, place: Mapping[str, Expr], new: Rewriter) -> Stmt:
 
 
 def in_shared_tiles(
-    axes: Sequence[Axis], blocks: Sequence[tuple[str, int]], stores: Sequence[Stmt]
+    axes: Sequence[Axis], blocks: Sequence[tuple[str, int]], stores: Sequence[Stmt], are_whole: bool = False
 ) -> tuple[tuple[Stmt, ...], list[Local]]:
     """Stores in loops over `axes`, of which two are in `blocks`: the vector axis, and one along which loads that go
     across memory are consecutive. Of each block these loads are made along the second axis, into scratch memory, which
     the stores read along the first. (Where a block is not whole, loads meet in the last element; none of it is used.)
 
-    ``parallel p, vector v`` becomes ``parallel v's blocks, parallel p's blocks`` with ``serial v, vector p`` and
-    ``serial p, vector v`` inside. Rows of scratch memory are one element longer than they need to be: its banks take a
-    column at a time then, too."""
+    ``parallel p, vector v`` becomes ``parallel p's blocks, parallel v's blocks`` (so that what is written side by side
+    is next to each other) with ``serial v, vector p`` and ``serial p, vector v`` inside. Rows of scratch memory are
+    four bytes longer than they need to be: its banks take a column at a time then, too. `are_whole`: all blocks are,
+    and each of the two nests is one loop."""
     by_name = {axis.name: axis for axis in axes}
     (vector, height), (along, width) = [(by_name[name], size) for name, size in blocks]
     outside, inside, place, known = [], [], {}, {}
@@ -111,14 +124,15 @@ def in_shared_tiles(
     loads = [node for node in loads_of(roots_in(stores)) if not node.src]
     loads = [node for node in loads if crosses(node.arg.index, along.name, vector.name)]
     rooms = [
-        Local(f"{node.arg.buffer}_tile{n}", node.dtype, Expr.const(height * (width + 1)))
+        Local(f"{node.arg.buffer}_tile{n}", node.dtype, Expr.const(height * (width + _spare(node))))
         for n, node in enumerate(loads)
     ]
     names = {node: room.name for node, room in zip(loads, rooms)}
+    spare = {room.name: _spare(node) for node, room in zip(loads, rooms)}
 
     def held(room: str, one: Expr, other: Expr) -> Access:
         row, column = axis_var(vector.name, one), axis_var(along.name, other)
-        return Access(room, row * (width + 1) + column)
+        return Access(room, row * (width + spare[room]) + column)
 
     def rule(node: Node, src: tuple[Node, ...]) -> Node | None:
         if node in names:
@@ -138,9 +152,27 @@ def in_shared_tiles(
         Loop(rows[0], (Loop(rows[1], tuple(read)),)),
         Loop(inside[1], (Loop(inside[0], tuple([_moved(store, place, rewriter(rule)) for store in stores])),)),
     )
-    for axis in reversed([*(axis for axis in axes if axis not in (vector, along)), *outside]):
+    if are_whole:
+        body = tuple([_as_one(loop) for loop in body if isinstance(loop, Loop)])
+    for axis in reversed([*(axis for axis in axes if axis not in (vector, along)), *reversed(outside)]):
         body = (Loop(axis, body),)
     return body, rooms
+
+
+def _spare(node: Node) -> int:
+    """Elements of a row of a tile more than there are: 4 bytes, as banks of shared memory have."""
+    return max(1, 4 // node.dtype.itemsize)
+
+
+def _as_one(loop: Loop) -> Loop:
+    """Two loops of known extents, one in the other, as one."""
+    (inner,) = loop.body
+    assert isinstance(inner, Loop)
+    length = inner.axis.extent
+    axis = replace(inner.axis, extent=loop.axis.extent * length)
+    both = axis_var(axis.name, axis.extent)
+    place = {loop.axis.name: both // length, inner.axis.name: both % length}
+    return Loop(axis, tuple([_moved(statement, place, substitute(place)) for statement in inner.body]))
 
 
 # ---- threads ---------------------------------------------------------------------------------------------------------

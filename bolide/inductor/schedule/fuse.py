@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from bolide.inductor.ir.definitions import Element, volume
+from bolide.inductor.ir.definitions import Element, axis_var, volume
 from bolide.inductor.ir.walks import is_indirect, loads_of, roots_of, substitute, with_roots
-from bolide.inductor.schedule.stages import Buffer, Group, Scheduling, Stage, is_one
+from bolide.inductor.schedule.stages import Buffer, Group, Parts, Scheduling, Stage, is_one
 from bolide.inductor.schedule.unify import Unifier
 from bolide.symbolic import Expr
 
@@ -35,7 +35,8 @@ def fuse(left: Group, right: Group, ctx: Scheduling) -> Group | str:
     if len(left.stages) + len(right.stages) > ctx.machine.most_stages:
         return "the kernel would become too large"
     spread = ctx.machine.spreads_marks and _can_be_spread(left, right)
-    if not spread and (reason := _measure(left, right)):
+    across = _are_across(left, right)
+    if reason := _measure(left, right, across, ctx) if not spread else None:
         return reason
     left_reads, right_reads = reads_by_buffer(left.stages), reads_by_buffer(right.stages)
     if len(left_reads.keys() | right_reads.keys()) > ctx.machine.most_buffers:
@@ -43,8 +44,8 @@ def fuse(left: Group, right: Group, ctx: Scheduling) -> Group | str:
     unifier = Unifier(left.space, right.space)
     reason = (
         _relate(left, right, left_reads, right_reads, ctx.buffers, unifier)
-        or (_cover_marks if spread else _cover)(left, right, unifier)
-        or _profit(left, right, ctx)
+        or (_cover_marks if spread else _cover_columns if across else _cover)(left, right, unifier)
+        or _profit(left, right, ctx, across)
     )
     joined = reason or _join(left, right, unifier, spread)
     if scan and isinstance(joined, Group):
@@ -78,8 +79,35 @@ def _cover_marks(left: Group, right: Group, unifier: Unifier) -> str | None:
     return None if unifier.axes(marks.space) <= paired else "their index spaces differ"
 
 
-def _measure(left: Group, right: Group) -> str | None:
+def _is_of_columns(group: Group) -> bool:
+    """Whether all that a group does is to reduce in parts."""
+    return all(stage.parts is not None for stage in group.stages) and not group.columns
+
+
+def _are_across(left: Group, right: Group) -> bool:
+    """Whether one group reduces rows, and the other one the columns of these, in parts: each team has some rows."""
+    return bool(left.inner and right.inner) and _is_of_columns(left) != _is_of_columns(right)
+
+
+def _cover_columns(left: Group, right: Group, unifier: Unifier) -> str | None:
+    """`_cover`, where the rows of one group are what the other one reduces."""
+    fits = unifier.equate_axes(left.outer, right.inner) and unifier.equate_axes(left.inner, right.outer)
+    fits = fits and {unifier.name(a) for a in unifier.axes(right.inner)} == unifier.axes(left.outer)
+    return None if fits else "one reduces other columns than those of the other one's rows"
+
+
+def _measure(left: Group, right: Group, across: bool, ctx: Scheduling) -> str | None:
     """Refuses what differs in size: rows must meet rows, whatever the data are."""
+    if across:
+        right = replace(right, outer=right.inner, inner=right.outer)
+    if left.parts and right.parts and (left.parts.count, left.parts.size) != (right.parts.count, right.parts.size):
+        return "they reduce in different parts"
+    if _is_of_columns(left) != _is_of_columns(right) and not across:
+        return "one of them reduces in parts"
+    if len([s for s in (*left.stages, *right.stages) if s.parts]) > ctx.machine.most_columns:
+        return "a thread would have too many sums of columns"
+    if (left.columns or right.columns or across) and any(s.mode == "any" for s in (*left.stages, *right.stages)):
+        return "one of them sets flags"
     rows, other_rows = volume(e for _, e in left.outer), volume(e for _, e in right.outer)
     length, other_length = volume(e for _, e in left.inner), volume(e for _, e in right.inner)
     if left.inner and right.inner:
@@ -136,9 +164,12 @@ def _cover(left: Group, right: Group, unifier: Unifier) -> str | None:
     return None if unifier.equate_axes(left.space, right.space) else "their index spaces differ"
 
 
-def _profit(left: Group, right: Group, ctx: Scheduling) -> str | None:
+def _profit(left: Group, right: Group, ctx: Scheduling, across: bool) -> str | None:
     """Refuses what is possible but slow."""
     machine, buffers = ctx.machine, ctx.buffers
+    if across:
+        by_rows = right if _is_of_columns(left) else left
+        return None if contiguous_inside(by_rows, buffers) else "the rows lie across memory"
     for reduction, other in ((left, right), (right, left)):
         if not reduction.inner:
             continue
@@ -180,9 +211,12 @@ def _count(extent: Expr) -> int:
 
 
 def _join(left: Group, right: Group, unifier: Unifier, spread: bool) -> Group | str:
-    larger = right if (right.inner and not left.inner) or (spread and _only_marks(left)) else left
+    columns_first = _are_across(left, right) and _is_of_columns(left)
+    larger = right if (right.inner and not left.inner) or (spread and _only_marks(left)) or columns_first else left
     whole = unifier.leaves(larger.space)
     stages = [*_moved(left, unifier), *_moved(right, unifier)]
+    if left.parts and right.parts:
+        stages = [_numbered(stage, left.parts) for stage in stages]
     if spread:
         stages = [replace(stage, axes=whole) for stage in stages]
     defined: dict[str, Stage] = {}
@@ -191,9 +225,17 @@ def _join(left: Group, right: Group, unifier: Unifier, spread: bool) -> Group | 
             if name in defined and any(element.coords != defined[name].coords for element, _ in ways):
                 return f"{name} is read at other points than it is computed at"
         defined[stage.name] = stage
-    inner = unifier.leaves(left.inner or right.inner)
+    inner = unifier.leaves(larger.inner)
     outer = tuple([axis for axis in whole if axis not in inner])
     return Group(tuple(stages), outer, tuple([axis for axis in whole if axis in inner]))
+
+
+def _numbered(stage: Stage, parts: Parts) -> Stage:
+    """A stage with its parts numbered by this axis."""
+    if stage.parts is None or stage.parts == parts:
+        return stage
+    place = {stage.parts.axis: axis_var(parts.axis, parts.count)}
+    return replace(stage, coords=tuple([coord.subs(place) for coord in stage.coords]), parts=parts)
 
 
 def _moved(group: Group, unifier: Unifier) -> Sequence[Stage]:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from bolide.inductor.ir.definitions import Element
+from bolide.inductor.ir.definitions import Element, Layout, axis_vars, volume
 from bolide.inductor.ir.loops import (
     Access,
     Axis,
@@ -29,14 +29,14 @@ from bolide.inductor.ir.loops import (
     StoreMode,
     Update,
 )
-from bolide.inductor.ir.rewrites import in_blocks, in_shared_tiles, jammed, on_grid, on_threads, split_at
+from bolide.inductor.ir.rewrites import in_blocks, in_parts, in_shared_tiles, jammed, on_grid, on_threads, split_at
 from bolide.inductor.ir.scalar_ops import DRAWS
 from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
 from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.inline import cast, select
 from bolide.inductor.schedule.nest import Schedule, choose_schedule, cut, in_teams, in_warps
 from bolide.inductor.schedule.scratch import Pass, save_across_passes
-from bolide.inductor.schedule.stages import Buffer, Group, Stage
+from bolide.inductor.schedule.stages import Buffer, Group, Parts, Stage
 from bolide.symbolic import Expr
 
 
@@ -81,8 +81,12 @@ def kernel_of(
     """The kernel of a group of these pieces, which are over the schedule's axes, as the schedule says."""
     nodes = _nodes(pieces)
     inside, scratch = _passes(pieces, len(group.space), schedule, machine)
-    if schedule.blocks and schedule.team > 1:
-        body, scratch = in_shared_tiles(schedule.outer, schedule.blocks, inside)
+    if schedule.parts is not None:
+        body, columns = _in_row_parts(pieces, schedule, schedule.parts, inside)
+        scratch = [*scratch, *columns]
+    elif schedule.blocks and schedule.team > 1:
+        are_whole = schedule.team > machine.lanes
+        body, scratch = in_shared_tiles(schedule.outer, schedule.blocks, inside, are_whole)
     else:
         body = _outer_loops(schedule, inside)
     if schedule.splits:
@@ -95,6 +99,8 @@ def kernel_of(
     (device,) = devices
     body = (*_cleared(pieces), *(on_threads(body) if device.type == "cpu" else on_grid(body)))
     space = schedule.space
+    if schedule.parts is not None:
+        space = (*space, (schedule.parts.axis, schedule.parts.count))
     indexed = [*_addresses(pieces, nodes), *_indices(nodes), *(extent for _, extent in space)]
     names = {name for expr in (*indexed, *(param.numel for param in params)) for name in expr.free_vars}
     sizes = sorted(name for name in names.difference(dict(space)) if not name.startswith("$"))
@@ -177,7 +183,9 @@ def _passes(
     for piece in pieces:
         stage, level = piece.stage, level_of(piece.stage.value)
         store = [] if piece.target is None else [_store(stage, piece.target)]
-        if stage.reduce_op is not None:
+        if schedule.parts is not None and stage.parts is not None:
+            run(level).inside.append(_added_to_column(stage, schedule))
+        elif stage.reduce_op is not None:
             run(level).inits.append(Init(stage.name, stage.reduce_op, stage.value.dtype))
             run(level).inside.append(Update(stage.name, stage.value, stage.position))
             (run(level).inside if stage.scan else run(level).behind).extend(store)
@@ -205,6 +213,40 @@ def _passes(
             body += _loops(axes, tuple(current.inside))
         body += current.behind
     return tuple(body), scratch
+
+
+def _column(stage: Stage, schedule: Schedule) -> Access:
+    """The scratch memory with a part's sum of a column."""
+    inner = [(axis.name, axis.extent) for axis in schedule.inner]
+    return Access(f"{stage.name}_sums", Layout.row_major([extent for _, extent in inner]).address(axis_vars(inner)))
+
+
+def _added_to_column(stage: Stage, schedule: Schedule) -> Store:
+    return Store(_column(stage, schedule), stage.value, mode="add")
+
+
+def _in_row_parts(
+    pieces: list[Piece], schedule: Schedule, parts: Parts, inside: tuple[Stmt, ...]
+) -> tuple[tuple[Stmt, ...], list[Local]]:
+    """What is done for each row, in loops over the parts of rows and the rows of each; and scratch memory for sums of
+    columns, with zeros before the rows of a part, and stored behind them."""
+    summed = [piece for piece in pieces if piece.stage.parts is not None and piece.target is not None]
+    places = [_column(piece.stage, schedule) for piece in summed]
+    dtypes = [piece.stage.value.dtype for piece in summed]
+    zeros = [Store(place, Node.make("const", dtype, (), 0.0)) for place, dtype in zip(places, dtypes)]
+    sums = [Node.make("load", dtype, (), place) for place, dtype in zip(places, dtypes)]
+    results = [_given(piece, value) for piece, value in zip(summed, sums)]
+    storing = [_storing(axis) for axis in schedule.inner]
+    rows = in_parts(schedule.outer, parts.axis, parts.count, parts.size, inside)
+    number = Axis(parts.axis, parts.count, "parallel")
+    body = Loop(number, (*_loops(storing, tuple(zeros)), *rows, *_loops(storing, tuple(results))))
+    room = volume(axis.extent for axis in schedule.inner)
+    return (body,), [Local(place.buffer, dtype, room) for place, dtype in zip(places, dtypes)]
+
+
+def _given(piece: Piece, value: Node) -> Store:
+    assert piece.target is not None
+    return Store(Access(piece.stage.name, piece.target), cast(value, piece.stage.dtype))
 
 
 def _is_flag_of_row(stage: Stage, target: Expr | None, schedule: Schedule) -> bool:

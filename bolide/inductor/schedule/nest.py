@@ -13,7 +13,7 @@ from bolide.inductor.ir.printer import axis_text
 from bolide.inductor.ir.rewrites import is_bound, piece_of, pieces_of
 from bolide.inductor.ir.walks import crosses, loads_of, nodes_below, roots_in
 from bolide.inductor.machine import Machine
-from bolide.inductor.schedule.stages import Group, Space
+from bolide.inductor.schedule.stages import Group, Parts, Space
 from bolide.symbolic import Expr
 
 FAR = 1 << 60  # the stride of a symbolic or irregular access, for sorting
@@ -33,6 +33,7 @@ class Schedule:
     kernels without axes inside.
     `grain`: the work that a thread must have (None: the machine's): it decides how many threads share the parallel
     axes, whatever their extents are in a call. `team`: the threads of a GPU that share the vector axis inside.
+    `parts`: the rows outside go in these, one after the other, and a team adds up columns over its own.
     `rename`: what became of the group's axes that were merged. `scratch`:
     the most rows of memory that keep values from pass to pass. `why`: a reason for each choice."""
 
@@ -45,6 +46,7 @@ class Schedule:
     splits: tuple[tuple[str, tuple[int, ...]], ...] = ()
     grain: int | None = None
     team: int = 1
+    parts: Parts | None = None
     why: tuple[str, ...] = ()
 
     @property
@@ -73,6 +75,7 @@ class Schedule:
         parts += [f"{self.scratch} rows of scratch memory at most"] if self.scratch else []
         parts += [f"at least {self.grain} of work for a thread"] if self.grain is not None else []
         parts += [f"teams of {self.team}"] if self.team > 1 else []
+        parts += [f"parts of {self.parts.size} rows, with sums of their columns"] if self.parts is not None else []
         return "\n".join([", ".join(parts), *self.why])
 
     def with_vector(self, name: str | None, why: str = "as was asked") -> Schedule:
@@ -87,6 +90,8 @@ class Schedule:
 
     def alternatives(self, machine: Machine, sizes: Mapping[str, int]) -> list[Schedule]:
         """Other schedules that compute the same, and are good for these sizes, perhaps: for a search."""
+        if self.parts is not None:
+            return []
         names = [axis.name for axis in (*self.outer, *self.inner) if axis.kind != "serial" and axis.name != self.vector]
         others = [self.with_vector(name) for name in names]
         if machine.device == "cuda":
@@ -160,9 +165,12 @@ def choose_schedule(
         tuple([Axis(name, extent, "reduce") for name, extent in inner]),
         tuple(rename.items()),
         machine.most_scratch if inner else 0,
+        parts=group.parts,
         why=tuple(why),
     )
     accesses = expressions[: len(addresses)]
+    if group.parts is not None:
+        return schedule.with_vector(inner[-1][0], "teams have rows")
     vector = _vector_axis(outer, inner, accesses, serial, machine.lanes)
     consecutive = sum(_stride(expr, vector) == 1 for expr in accesses) if vector is not None else 0
     if vector is None or (serial and not consecutive):  # lanes of a scatter go one after the other as well
@@ -223,6 +231,7 @@ def _with_team(
         return replace(schedule.with_vector(None, "few elements to scan"), team=1)
     points = math.prod([_usual(axis.extent, machine, sizes) for axis in schedule.inner])
     turns = 2 * machine.most_turns if picks else machine.most_turns
+    turns = turns // 2 if schedule.parts is not None else turns  # with registers for sums of columns
     rows = math.prod([_usual(axis.extent, machine, sizes) for axis in schedule.outer])
     known = (*machine.teams, machine.largest_team) if rows < machine.split_rows and not scans else machine.teams
     teams = [team for team in known if team <= length] or [*machine.teams[:1]]
@@ -267,18 +276,28 @@ def _in_tiles(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> 
 
 
 def _in_shared_tiles(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedule:
-    """The schedule of a GPU's kernel in tiles of whole lines, one for a warp, where stores read across memory: these
-    loads are made along it, and handed on in shared memory."""
+    """The schedule of a GPU's kernel in tiles of whole lines, where stores read across memory: these loads are made
+    along it, and handed on in shared memory. A tile is for a warp, or, if all are whole, for a large team: then it has
+    more lines, and threads take 16 bytes of them at a time."""
     if (axes := _crossed(schedule, stores, machine.tile)) is None:
         return schedule
     loads = [load for load in loads_of(roots_in(stores)) if not load.src and crosses(load.arg.index, axes[1], axes[0])]
     sizes = [node.dtype.itemsize for node in (*loads, *(store.value for store in stores))]
     side = min(max(machine.line // max(sizes), machine.tile), 2 * machine.tile)
-    if side * (side + 1) * sum(load.dtype.itemsize for load in loads) > machine.most_local_bytes:
+    extents = [axis.extent for axis in schedule.outer if axis.name in axes]
+    room = sum(load.dtype.itemsize for load in loads)
+
+    def fits(side: int) -> bool:
+        return side * (side + 4) * room <= machine.most_local_bytes
+
+    whole = [size for size in (2 * machine.tile, side) if all(e.is_const and e.value % size == 0 for e in extents)]
+    large = next(filter(fits, whole), None)
+    if large is None and not fits(side):
         return schedule
     vector, along = axes
+    side, team = (side, machine.lanes) if large is None else (large, machine.tile_team)
     why = f"tiles of {vector} and {along} in shared memory: loads are consecutive along {along}"
-    return replace(_storing_along(schedule, vector, ((vector, side), (along, side)), why), team=machine.lanes)
+    return replace(_storing_along(schedule, vector, ((vector, side), (along, side)), why), team=team)
 
 
 def _storing_along(schedule: Schedule, vector: str, blocks: tuple[tuple[str, int], ...], why: str) -> Schedule:

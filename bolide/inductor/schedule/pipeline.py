@@ -26,7 +26,15 @@ from bolide.inductor.schedule.nest import Schedule
 from bolide.inductor.schedule.order import checks_first, lifetimes_of, order_for_memory, writes_late
 from bolide.inductor.schedule.products import Choose, Way, accumulate_products, choose_libraries
 from bolide.inductor.schedule.split import split_reductions, split_scans, split_scatters, update_in_place
-from bolide.inductor.schedule.stages import Group, Refusal, Scheduling, Unit, description_of, unit_reads
+from bolide.inductor.schedule.stages import (
+    Group,
+    Refusal,
+    Scheduling,
+    Unit,
+    description_of,
+    unit_reads,
+    with_parts_outside,
+)
 from bolide.inductor.schedule.steps import StepWriter
 from bolide.symbolic import Expr
 from bolide.tracing.called.branches import region
@@ -228,6 +236,7 @@ def _write(
 
 def _kernel(job: _Job, group: Group, stored: set[str], ctx: Scheduling) -> tuple[int, tuple[str, ...]]:
     """The place of the kernel of a group, and the buffers that are its arguments."""
+    group = with_parts_outside(group)
     description, buffers = description_of(group, stored, ctx.buffers)
     known = job.known.get(description)
     if known is None:

@@ -24,6 +24,7 @@ import torch
 from bolide.inductor.ir.definitions import (
     Computed,
     Definition,
+    Described,
     Element,
     Extern,
     Layout,
@@ -72,16 +73,77 @@ def split_reductions(program: Program, machine: Machine) -> Program:
     runs), each part of a column takes one element more, or a rest is reduced by itself and joined with the others.
     Symbolic sizes count as what they were while the program was traced."""
 
-    marks = marks_of(program)
+    marks, buffers = marks_of(program), program.buffers()
+    by_rows = [each for each in program.definitions if isinstance(each, Computed) and _is_of_rows(each)]
 
     def in_parts(definition: Definition) -> list[Definition]:
         if not isinstance(definition, Computed) or definition.name in marks:
             return [definition]
+        if size := _rows_of_part(definition, by_rows, buffers, machine, program.size_vars):
+            return _in_parts_of(definition, size)
         if at := _parts(definition, machine, program.size_vars):
             return _split(definition, *at)
         return [definition]
 
     return replace(program, definitions=[*chain.from_iterable(map(in_parts, program.definitions))])
+
+
+def _is_of_rows(definition: Computed) -> bool:
+    return bool(definition.reduce_axes) and definition.position is None and _along_memory(definition)
+
+
+def _rows_of_part(
+    definition: Computed,
+    by_rows: Sequence[Computed],
+    buffers: Mapping[str, Described],
+    machine: Machine,
+    sizes: Mapping[str, int],
+) -> int:
+    """How many rows each part of a sum of columns has, of data that are reduced by rows as well: teams that have some
+    rows each make both in one pass. 0: there are no such data, or too few rows or columns for that."""
+    if not machine.part_rows or definition.reduce_op != "sum" or definition.scan or _along_memory(definition):
+        return 0
+    rows, columns = volume(extent for _, extent in definition.reduce_axes), volume(definition.shape)
+    (least, most), usual = machine.part_columns, rows.subs(sizes)
+    if not (columns.is_const and usual.is_const and least <= columns.value <= most):
+        return 0
+    size = usual.value // min(machine.most_row_parts, machine.most_gathered // columns.value)
+    read = {name for name in _read(definition) if volume(buffers[name][1]) is rows * columns}
+    are_same = any(
+        volume(each.shape) is rows
+        and volume(extent for _, extent in each.reduce_axes) is columns
+        and not read.isdisjoint(_read(each))
+        for each in by_rows
+    )
+    return 1 << size.bit_length() - 1 if are_same and size >= machine.part_rows else 0
+
+
+def _read(definition: Computed) -> set[str]:
+    return {load.arg.buffer for load in loads_of((definition.value,))}
+
+
+def _in_parts_of(definition: Computed, size: int) -> list[Definition]:
+    """The definitions of the parts of a reduction, of so many elements each, and of what is reduced from them."""
+    name, extent = definition.name, volume(extent for _, extent in definition.reduce_axes)
+    along, count = f"{name}_row", extent.ceildiv(size)
+    rest, place = axis_var(along, extent), dict[str, Expr]()
+    for axis, length in reversed(definition.reduce_axes[1:]):
+        place[axis], rest = rest % length, rest // length
+    place[definition.reduce_axes[0][0]] = rest
+    axes = tuple([f"{axis}_{name}_parts" for axis in definition.axes])
+    place |= dict(zip(definition.axes, axis_vars(zip(axes, definition.shape))))
+    parts = replace(
+        definition,
+        name=f"{name}_parts",
+        dtype=definition.value.dtype,
+        shape=(count, *definition.shape),
+        axes=(f"{name}_part", *axes),
+        value=substitute(place)(definition.value),
+        reduce_axes=((along, extent),),
+        run=size,
+        layout=None,
+    )
+    return [parts, _whole(definition, [definition], name, along, count)]
 
 
 def _parts(definition: Computed, machine: Machine, sizes: Mapping[str, int]) -> tuple[str, Expr] | None:

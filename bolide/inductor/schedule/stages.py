@@ -20,6 +20,16 @@ Space = tuple[tuple[str, Expr], ...]  # (axis name, extent), outermost first
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """How a reduction is made in parts: of so many elements of its axis each (the last one has what is left), `count`
+    of them. `axis` numbers them."""
+
+    axis: str
+    count: Expr
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """``name[coords] = value`` for every point of `axes`; with `reduce_op`, the reduction of `value` over
     `reduce_axes`.
@@ -28,7 +38,8 @@ class Stage:
     `coords` become expressions of them. Other modes, and `operands`, come from a Scatter: `coords` may
     then use ``$0, $1 …``, and the stage updates a buffer which already has contents. Mode ``any`` is of flags that only
     checks read (`order.marks_of`): the buffer's one element is True if the value is at some point; ``atomic_add`` is
-    how a GPU adds where points may meet."""
+    how a GPU adds where points may meet. `parts`: the reduction is made in these; `coords` have their axis, `axes` do
+    not."""
 
     name: str
     dtype: torch.dtype
@@ -43,6 +54,7 @@ class Stage:
     mode: Literal["define", "any", "atomic_add"] | ScatterMode = "define"
     origins: tuple[str, ...] = ()
     scan: str | None = None
+    parts: Parts | None = None
 
     @property
     def updates(self) -> bool:
@@ -121,7 +133,11 @@ def stage_of(definition: Computed | Scatter, mark: bool = False) -> Stage:
         used = {name for node in nodes_below((definition.value,)) for name in index_vars(node)}
         needed = [axis for axis in reduced if axis[0] in used or (axis[1].bounds()[0] or 0) < 1]
         return replace(stage, axes=tuple(needed), mode="any")
-    return replace(stage, reduce_op=definition.reduce_op, reduce_axes=reduced, position=definition.position)
+    stage = replace(stage, reduce_op=definition.reduce_op, reduce_axes=reduced, position=definition.position)
+    if definition.run is None:
+        return stage
+    parts = Parts(definition.axes[0], definition.shape[0], definition.run)
+    return replace(stage, axes=tuple([axis for axis in stage.axes if axis[0] != parts.axis]), parts=parts)
 
 
 def _in_runs(stage: Stage, axis: str, length: int) -> Stage:
@@ -148,7 +164,7 @@ def _space(axes: Iterable[tuple[str, Expr]]) -> Space:
 class Group:
     """Stages that become one kernel, in a valid order. All of them run over `outer`; inside, `inner` is the space of
     their reductions and of the stages over the full space. Every stage's axes are exactly `outer`, or `outer` and
-    `inner`."""
+    `inner`; or `inner`, of reductions over `outer`, which are made in parts (`columns`)."""
 
     stages: tuple[Stage, ...]
     outer: Space
@@ -157,6 +173,32 @@ class Group:
     @property
     def space(self) -> Space:
         return self.outer + self.inner
+
+    @property
+    def parts(self) -> Parts | None:
+        """The parts in which it reduces, of which there are as many of all stages."""
+        return next((stage.parts for stage in self.stages if stage.parts is not None), None)
+
+    @property
+    def columns(self) -> tuple[Stage, ...]:
+        """The stages that reduce over `outer` what others reduce over `inner`."""
+        inner = {name for name, _ in self.inner}
+        in_parts = [stage for stage in self.stages if stage.parts is not None]
+        return tuple([stage for stage in in_parts if inner.isdisjoint(name for name, _ in stage.reduce_axes)])
+
+
+def with_parts_outside(group: Group) -> Group:
+    """A group that reduces in parts alone, with the parts as an axis of their own."""
+    if (parts := group.parts) is None or group.columns:
+        return group
+    ((name, extent),) = group.inner
+    first = axis_var(parts.axis, parts.count) * parts.size
+    is_even = extent.is_const and extent.value % parts.size == 0
+    within = (f"{name}w", Expr.const(parts.size) if is_even else Expr.min(extent - first, parts.size))
+    new = substitute({name: first + axis_var(*within)})
+    number = (parts.axis, parts.count)
+    stages = [with_roots(s, new, axes=(number, *s.axes), reduce_axes=(within,), parts=None) for s in group.stages]
+    return Group(tuple(stages), (number, *group.outer), (within,))
 
 
 def group_of(stage: Stage) -> Group:
@@ -179,7 +221,8 @@ def description_of(
         name = number(describer.buffers, stage.name)
         for axis, _ in (*stage.axes, *stage.reduce_axes):
             number(describer.variables, axis)
-        how = name, stage.name in stored, stage.dtype, stage.reduce_op, stage.mode, stage.position is not None
+        in_parts = None if (parts := stage.parts) is None else (number(describer.variables, parts.axis), parts.size)
+        how = name, in_parts, stage.name in stored, stage.dtype, stage.reduce_op, stage.mode, stage.position is not None
         scan = None if stage.scan is None else describer.variables[stage.scan]
         roots = map(describer.node, roots_of(stage))
         stages.append((*how, scan, _over(describer, stage.axes), *map(describer.expr, stage.coords), *roots))

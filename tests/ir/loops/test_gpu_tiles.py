@@ -38,8 +38,8 @@ def transposition(rows: Expr, columns: Expr, dtypes: tuple[torch.dtype, ...]) ->
     stores += [store(f"out{n}", (b * columns + i) * rows + j, node) for n, node in enumerate(across[1:], 1)]
     axes = Axis("b", as_expr(2), "parallel"), Axis("i", columns, "parallel"), Axis("j", rows, "vector")
     schedule = cut(Schedule(axes, ()), stores, HOPPER)
-    body, rooms = in_shared_tiles(axes, schedule.blocks, stores)
-    assert len(rooms) == len(dtypes) and schedule.team == 32
+    body, rooms = in_shared_tiles(axes, schedule.blocks, stores, schedule.team > HOPPER.lanes)
+    assert len(rooms) == len(dtypes)
     outputs = ["out", *(f"out{n}" for n in range(1, len(dtypes)))]
     params = [param(name, size, dtype, "out") for name, dtype in zip(outputs, dtypes)]
     params += [param(name, size, dtype) for name, dtype in zip((f"x{n}" for n in range(len(dtypes))), dtypes)]
@@ -66,6 +66,16 @@ def test_what_is_read_across_memory_goes_through_shared_memory(dtypes: tuple[tor
         text, shown = gpu_module([kernel], HOPPER)[0], ptx(kernel)
         assert text.count("call void @llvm.nvvm.bar.warp.sync") <= 2  # for addresses that are aligned, and others
         assert not re.search(r"\b(ld|st)\.[bv]", shown)  # LLVM knows what memory all are in
+
+
+@pytest.mark.parametrize("dtype", [f32, torch.int16, torch.int8], ids=str)
+def test_whole_tiles_are_moved_in_pieces_of_16_bytes(dtype: torch.dtype) -> None:
+    rows, columns = (64 * int(torch.randint(1, 3, ())) for _ in range(2))
+    kernel = transposition(as_expr(rows), as_expr(columns), (dtype,))
+    check(kernel, {p.name: torch.randint(0, 2, (2 * rows * columns,)).to(p.dtype) for p in kernel.params})
+    text = ptx(kernel)
+    fast = text[text.rindex("ld.global.v4.b32") :]
+    assert kernel.team == 256 and "st.global.v4.b32" in fast and not re.search(r"(ld|st)\.global\.[bv][^4]", fast)
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=str)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import bolide
 from bolide.inductor.ir.definitions import volume
 from bolide.inductor.ir.evaluate import evaluate
+from bolide.inductor.ir.program_check import check_program
+from bolide.inductor.ir.verify import verify
 from bolide.inductor.lowering import lower
 from bolide.inductor.machine import HOPPER, host_machine
 from bolide.inductor.schedule import pipeline
+from bolide.inductor.schedule.inline import inline
 from bolide.inductor.schedule.split import split_reductions
 from tests.schedule_tools import compiled, graph_of
 
@@ -64,6 +69,29 @@ def test_a_gpu_reduces_columns_on_many_threads(shape, op):
     parts = [volume(d.shape).value for d in after.definitions if d.name.endswith("_parts")]
     assert all(HOPPER.few_threads <= points <= x.numel() // 4 for points in parts) and parts
     close(evaluate(after, [x])[0], getattr(torch, op)(x, 0))
+
+
+@pytest.mark.parametrize("rows", [(24,), (23,), (3, 7)], ids=str)
+def test_sums_of_columns_are_in_parts_of_the_rows_that_are_reduced(rows):
+    """And nothing else is; the oracle, and kernels on the CPU of what is in such parts, give the same."""
+
+    def both(x, y):
+        reduced = tuple(range(len(rows)))
+        return x.sum(-1), (x * y).sum(reduced), y.sum(reduced), x.amax(reduced)
+
+    x, y = torch.randn(2, *rows, 20)
+    machine = replace(HOPPER, most_row_parts=5, part_rows=2, part_columns=(16, 32))
+    program = inline(lower(graph_of(both, [x, y])[0]), machine)
+    after = split_reductions(program, machine)
+    parts = [d for d in after.definitions if d.run is not None]
+    assert [d.shape[0].value for d in parts] == [6] and parts[0].run == 4
+    check_program(after)
+    for mine, theirs in zip(evaluate(after, [x, y]), both(x, y), strict=True):
+        close(mine, theirs)
+    scheduled = pipeline.schedule_program(program, tuple(g.name for g in program.inputs), (), machine)
+    (summed,) = [k for k in scheduled.plan.kernels if k.locals]
+    assert len(summed.params) == 4  # two tensors, the sums of rows, the parts
+    verify(summed)
 
 
 def split_for_a_gpu(program, shape, dynamic, monkeypatch):

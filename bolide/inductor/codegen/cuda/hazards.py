@@ -31,13 +31,14 @@ class Hazards:
     are read before new ones are stored there: its reads count as reads of the result."""
 
     kernel: Kernel
+    held: frozenset[str] = frozenset()  # buffers of which each thread has its own elements
     read: set[str] = field(default_factory=set)
     written: dict[str, bool] = field(default_factory=dict)
 
     def meets(self, statement: Stmt) -> bool:
         """Whether the team must wait before a statement. A loop that it runs together, with a barrier inside where one
         is needed, may be begun by a thread that is ahead; but values are read before it starts."""
-        uses = list(_uses(statement, ()))
+        uses = list(self._uses(statement))
         if any(use.buffer in self.written for use in uses if not use.stores):
             return True
         if is_together(statement):
@@ -50,7 +51,10 @@ class Hazards:
 
     def note(self, statement: Stmt) -> None:
         """A statement has run."""
-        self._add(_uses(statement, ()))
+        self._add(self._uses(statement))
+
+    def _uses(self, statement: Stmt, axes: tuple[Axis, ...] = ()) -> Iterator[_Use]:
+        return (use for use in _uses(statement, axes) if use.buffer not in self.held)
 
     def _add(self, uses: Iterator[_Use] | Sequence[_Use]) -> None:
         for use in uses:
@@ -62,7 +66,7 @@ class Hazards:
     def begin(self, loop: Loop, outer: tuple[Axis, ...]) -> None:
         """A loop that the team runs together begins: an iteration may find all that the one before it has touched,
         unless no two of them touch the same elements."""
-        uses = list(_uses(loop, outer))
+        uses = list(self._uses(loop, outer))
         for store in uses:
             kin = self._kin(store.buffer)
             if store.stores:
@@ -82,7 +86,7 @@ class Hazards:
         self.written.clear()
 
     def copy(self) -> Hazards:
-        return Hazards(self.kernel, set(self.read), dict(self.written))
+        return Hazards(self.kernel, self.held, set(self.read), dict(self.written))
 
     def add(self, other: Hazards) -> None:
         """What another way here has left."""

@@ -16,12 +16,13 @@ from bolide.inductor.codegen.analysis import Dependences, changed_by, updated_in
 from bolide.inductor.codegen.builder import Builder, Value
 from bolide.inductor.codegen.cuda.bfloat16 import in_bfloat16
 from bolide.inductor.codegen.cuda.hazards import MOST_EARLY, Hazards, early_loads, is_together
+from bolide.inductor.codegen.cuda.held import held_by_threads, touches, width_of_held
 from bolide.inductor.codegen.cuda.teams import ROOM, Team, special
 from bolide.inductor.codegen.cuda.widths import WIDEST, is_short, iterations_at_once, width_of
 from bolide.inductor.codegen.function_values import FunctionValues, Parts
 from bolide.inductor.codegen.instructions import MEMORY
 from bolide.inductor.codegen.parallel import Region, regions_of
-from bolide.inductor.codegen.scope import fits, integer_atom, multiple_of
+from bolide.inductor.codegen.scope import fits, integer_atom, multiple_of, step_along
 from bolide.inductor.codegen.statements import Body, RegionWriter
 from bolide.inductor.ir.definitions import volume
 from bolide.inductor.ir.loops import WARP, Axis, Init, Kernel, Local, Loop, Node, Stmt, Store, Update
@@ -82,13 +83,26 @@ def gpu_module(kernels: Sequence[Kernel], machine: Machine) -> tuple[str, list[t
 
 class ThreadValues(FunctionValues):
     """The values that one thread computes. `are_aligned`: arguments are multiples of `WIDEST`, those in `aligned` are
-    used as such."""
+    used as such. `rooms`: the thread's own elements of buffers that it holds, from `slot` on those of this turn."""
 
     def __init__(self, b: Builder, dependences: Dependences) -> None:
         super().__init__(b, dependences)
         self.are_aligned = True
         self.aligned: set[str] = set()
         self.numels: dict[str, Expr] = {}
+        self.rooms: dict[str, Value] = {}
+        self.slot = b.const(0, "i64")
+
+    def step(self, index: Expr) -> Expr | None:
+        if self.vector is None or self.varying & index.free_vars != {self.vector}:
+            return None
+        return step_along(index, self.vector, self.lanes)
+
+    def held(self, buffer: str) -> Value | None:
+        room = self.rooms.get(buffer)
+        if room is None:
+            return None
+        return self.b.emit(f"getelementptr {MEMORY[self.types[buffer]]}, {room}, {self.slot}", "ptr")
 
     def alignment(self, buffer: str, index: Expr) -> int:
         if self.vector is None:
@@ -205,7 +219,10 @@ class TeamWriter(RegionWriter):
         self.levels = 2
         self.r.numels = {param.name: param.numel for param in kernel.params}
         self.symbol, self.written = symbol, dependences.written
-        self.hazards = Hazards(kernel)
+        self.held = held_by_threads(kernel) if size > 1 else frozenset[str]()
+        self.held_width = width_of_held(kernel, self.held)
+        self.slow_rooms: dict[str, Value] = {}
+        self.hazards = Hazards(kernel, self.held)
         self.axes: list[Axis] = []  # of the loops around
         self.in_parts: set[str] = set()  # accumulators of which each thread has a part
         self.is_apart = False  # whether each thread is at an iteration of its own
@@ -271,7 +288,7 @@ class TeamWriter(RegionWriter):
         used = [r.buffers[param.name] for param in kernel.params if param.name in r.aligned]
         if used:
             self._if_aligned(used, at, fast)
-            r.are_aligned = False
+            r.are_aligned, r.rooms = False, self.slow_rooms
             self.hazards.clear()
             self.team.sites = 0
             self._region(region, teams, extents, width)
@@ -371,6 +388,11 @@ class TeamWriter(RegionWriter):
             raise ValueError(f"scratch buffer {local.name} of kernel {self.kernel.name} has no bound: {local.numel}")
         if self.team.size == 1:
             return b.emit(f"alloca [{most} x {kind}], align 16", "ptr")
+        if local.name in self.held:
+            for rooms, width in ((self.r.rooms, self.held_width), (self.slow_rooms, 1)):
+                count = -(-most // (self.team.size * width)) * width
+                rooms[local.name] = b.emit(f"alloca [{count} x {kind}], align 16", "ptr")
+            return self.r.rooms[local.name]
         most += -most % ROOM
         whole = self.team.memory(str(len(self.r.buffers)), kind, most * self.per_block)
         return b.emit(f"getelementptr {kind}, {whole}, {self.place * most}", "ptr")
@@ -417,6 +439,8 @@ class TeamWriter(RegionWriter):
     def lanes(self, loop: Loop) -> int:
         """Elements that a thread takes at a time."""
         is_wide = loop.axis.bound == "team" and self.team.size > 1 and self.r.are_aligned
+        if is_wide and touches(loop, self.held):
+            return self.held_width
         return width_of(loop.axis, loop.body, self.team.size) if is_wide else 1
 
     def loop(self, loop: Loop) -> None:
@@ -552,6 +576,8 @@ class TeamWriter(RegionWriter):
         step = self.team.size * width
 
         def body() -> None:
+            if touches(loop, self.held):
+                r.slot = b.binary("udiv", r.env[loop.axis.name], b.const(step, "i64")) * width
             self.statements(loop.body)
 
         def run() -> None:
@@ -685,6 +711,7 @@ class TeamWriter(RegionWriter):
             self._for_later(loop, place, partial(self._turn, loop, (turn, step)))
         if rest:
             last = start + turns * step
+            r.slot = b.const(turns * r.lanes, "i64")
             body = partial(self.statements, loop.body)
             self.guarded(b.compare("icmp slt", last, r.scalar(loop.axis.extent)), partial(self.at, loop, last, body))
         r.forget(changed_by(loop.body))
@@ -710,6 +737,7 @@ class TeamWriter(RegionWriter):
     def _turn(self, loop: Loop, turn: tuple[int, int], loaded: dict[Kept, Value]) -> None:
         """One whole turn."""
         r, kept = self.r, self._kept(loop, turn)
+        r.slot = self.b.const(turn[0] * r.lanes, "i64")
         for node, key in kept.items():
             known = r.recall(key)
             if known is not None:
@@ -723,7 +751,9 @@ class TeamWriter(RegionWriter):
 
 def _warps(kernel: Kernel) -> int:
     """Teams of a block, each a warp: one, if it is to have all of the block's scratch memory."""
-    sizes = [(local.numel.bounds()[1] or 0, local.dtype.itemsize) for local in kernel.locals]
+    held = held_by_threads(kernel)
+    rooms = [local for local in kernel.locals if local.name not in held]
+    sizes = [(local.numel.bounds()[1] or 0, local.dtype.itemsize) for local in rooms]
     scratch = sum([(most + -most % ROOM) * size for most, size in sizes])
     return WARPS if WARPS * scratch <= SHARED else 1
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from bolide.inductor.codegen.analysis import cost
-from bolide.inductor.codegen.scope import multiple_of
+from bolide.inductor.codegen.scope import multiple_of, step_along
 from bolide.inductor.ir.loops import Access, Axis, Loop, Stmt, Store, Update
 from bolide.inductor.ir.walks import loads_of, roots_in, statements
 from bolide.symbolic import Expr
@@ -24,10 +24,12 @@ _TURNS = 8
 _AT_ONCE, _UNROLLED = 8, 320
 
 
-def width_of(axis: Axis, body: Sequence[Stmt], team: int = 1) -> int:
-    """Elements that a thread takes at a time of a loop, which a team of so many threads shares. A power of two."""
+def width_of(axis: Axis, body: Sequence[Stmt], team: int = 1, held: frozenset[str] = frozenset()) -> int:
+    """Elements that a thread takes at a time of a loop, which a team of so many threads shares. A power of two. `held`:
+    buffers that are no memory."""
     loops = [statement for statement in body if isinstance(statement, Loop)]
-    sizes = [dtype.itemsize for access, dtype in _accesses(loops or body) if _is_run(access.index, axis.name)]
+    accesses = [(access.index, dtype) for access, dtype in _accesses(loops or body) if access.buffer not in held]
+    sizes = [dtype.itemsize for index, dtype in accesses if _is_run(index, axis.name, WIDEST // dtype.itemsize)]
     if not sizes or (loops and team > 1):
         return 1
     width = max(1, (WORD if loops else WIDEST) // max(sizes))
@@ -69,8 +71,8 @@ def _is_starved(extent: Expr, width: int, team: int) -> bool:
     return team > 1 and multiple_of(extent) % width != 0
 
 
-def _is_run(index: Expr, axis: str) -> bool:
-    step = index.coefficient(axis)
+def _is_run(index: Expr, axis: str, most: int) -> bool:
+    step = step_along(index, axis, most)
     return step is not None and step.is_const and step.value == 1
 
 
