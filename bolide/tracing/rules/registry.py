@@ -172,7 +172,7 @@ def by_torch(func: Any, args: Any, kwargs: Any) -> Any:
     """
     if _is_symbolic(args) or _is_symbolic(kwargs):
         metas = by_probes(functools.partial(_ask, func), functools.partial(_ask_elsewhere, func), args, kwargs)
-        if metas is not None:
+        if metas is not None or not func._schema.returns:
             return metas
     return _ask(func, _fixed(args), _fixed(kwargs))
 

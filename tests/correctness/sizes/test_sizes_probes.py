@@ -14,6 +14,12 @@ from bolide.support import events
 from bolide.tracing.meta import meta_of
 from bolide.tracing.rules import registry
 
+
+def lower(x: torch.Tensor) -> torch.Tensor:
+    """A lower triangular matrix for each number, whose errors are looked for in an operation without results."""
+    return torch.eye(3) + 0.1 * x[..., None, None].square() * torch.ones(3, 3).tril()
+
+
 #: function and rank; sizes that have to be multiples of something are multiples of 6, sizes at a place may be fixed
 PROBED = {
     "rfft": (torch.fft.rfft, 2, {}),
@@ -32,6 +38,9 @@ PROBED = {
     "diag_embed": (lambda x: torch.diag_embed(x, 1) * 2, 2, {}),
     "take_along_dim": (lambda x: torch.take_along_dim(x, x.argsort(1)[:, :4, :1], 1), 3, {}),
     "take_along_all": (lambda x: torch.take_along_dim(x, x.flatten().argsort()[:5]), 2, {}),
+    "solve": (lambda x: torch.linalg.solve(lower(x), torch.ones(3, 2) * x[..., None, None]), 3, {}),
+    "inv": (lambda x: torch.linalg.inv(lower(x.t())), 2, {}),
+    "cholesky": (lambda x: torch.linalg.cholesky(lower(x) @ lower(x).mT), 2, {}),
     "nuclear": (lambda x: torch.linalg.norm(torch.cat([x, torch.eye(x.shape[1])]), "nuc")[None], 2, {}),
     "embedding_bag": (lambda x: F.embedding_bag(x.detach().argsort(1), torch.ones(99, 3)) * x[:, :3], 2, {}),
     "every_row": (lambda x: x.flatten()[torch.arange(0, x.numel(), x.shape[1])], 2, {}),
