@@ -138,11 +138,22 @@ def _part_backward(op: OpOverload) -> Callable[..., object]:
     return rule
 
 
+def _of_rows(size: Size, value: Item | None, dims: int) -> Tensor | None:
+    """What a row of each item, of a tensor of so many dimensions, is multiplied with, or added to."""
+    if value is None:
+        return None
+    whole = value.whole(size)
+    return whole.view(size, *[1] * (dims - value.dim), *whole.shape[1:])
+
+
 def _layer_norm(size: Size, x: Item, shape: list[int], weight: Item | None, bias: Item | None, eps: float) -> object:
-    if any(item is not None and item.varies for item in (weight, bias)):
-        return NotImplemented
-    scale, shift = (None if item is None else item.value for item in (weight, bias))
-    return aten.native_layer_norm.default(x.value, shape, scale, shift, eps)
+    if not any(item is not None and item.varies for item in (weight, bias)):
+        scale, shift = (None if item is None else item.value for item in (weight, bias))
+        return aten.native_layer_norm.default(x.value, shape, scale, shift, eps)
+    out, mean, rstd = aten.native_layer_norm.default(x.whole(size), shape, None, None, eps)
+    scale, shift = (_of_rows(size, item, x.dim) for item in (weight, bias))
+    out = out if scale is None else out * scale
+    return out if shift is None else out + shift, mean, rstd
 
 
 def _layer_norm_backward(
@@ -157,17 +168,67 @@ def _layer_norm_backward(
     mask: list[bool],
 ) -> object:
     """Gradients of weights are those of each item."""
-    if any(item is not None and item.varies for item in (weight, bias)):
-        return NotImplemented
     g, value, middle, scale = (item.whole(size) for item in (grad, x, mean, rstd))
-    known = (None if weight is None else weight.value, None if bias is None else bias.value, [True, False, False])
-    to_x = aten.native_layer_norm_backward.default(g, value, shape, middle, scale, *known)[0] if mask[0] else None
+    to_x = None
+    if mask[0]:
+        varies = weight is not None and weight.varies
+        scaled = g * _of_rows(size, weight, x.dim) if varies else g  # type: ignore[operator]
+        shared = None if weight is None or varies else weight.value
+        wanted = [True, False, False]
+        to_x = aten.native_layer_norm_backward.default(scaled, value, shape, middle, scale, shared, None, wanted)[0]
     rows = list(range(1, value.dim() - len(shape)))
 
     def added(each: Tensor) -> Tensor:
         return each.sum(rows) if rows else each
 
     return to_x, added(g * (value - middle) * scale) if mask[1] else None, added(g) if mask[2] else None
+
+
+def _of_channels(size: Size, value: Item, dims: int) -> Tensor:
+    """A number for each channel of each item, which is a tensor of so many dimensions."""
+    return value.whole(size).view(size, 1, -1, *[1] * (dims - 2))
+
+
+def _group_norm(
+    size: Size, x: Item, weight: Item | None, bias: Item | None, count: Size, channels: Size, *options: object
+) -> object:
+    varies = any(item is not None and item.varies for item in (weight, bias))
+    shared = [None if item is None or varies else item.value for item in (weight, bias)]
+    images = x.whole(size).flatten(0, 1)
+    results = aten.native_group_norm.default(images, *shared, size * count, channels, *options)
+    out, mean, rstd = (each.view(size, count, *each.shape[1:]) for each in results)
+    if varies and weight is not None:
+        out = out * _of_channels(size, weight, x.dim)
+    return out + _of_channels(size, bias, x.dim) if varies and bias is not None else out, mean, rstd
+
+
+def _group_norm_backward(
+    size: Size,
+    grad: Item,
+    x: Item,
+    mean: Item,
+    rstd: Item,
+    weight: Item | None,
+    count: Size,
+    channels: Size,
+    length: Size,
+    groups: int,
+    mask: list[bool],
+) -> object:
+    """Gradients of weights are those of each item."""
+    g, value, middle, scale = (item.whole(size) for item in (grad, x, mean, rstd))
+    to_x = None
+    if mask[0]:
+        varies = weight is not None and weight.varies
+        scaled = g * _of_channels(size, weight, x.dim) if varies else g  # type: ignore[arg-type]
+        given = [each.flatten(0, 1) for each in (scaled, value, middle, scale)]
+        shared = None if weight is None or varies else weight.value
+        numbers = (size * count, channels, length, groups, [True, False, False])
+        to_x = aten.native_group_norm_backward.default(*given, shared, *numbers)[0].view(value.shape)
+    rest = [1, *range(3, value.dim())]
+    normal = (value.reshape(*middle.shape, -1) - middle.unsqueeze(-1)) * scale.unsqueeze(-1)
+    products = g * normal.reshape(value.shape)
+    return to_x, products.sum(rest) if mask[1] else None, g.sum(rest) if mask[2] else None
 
 
 def _of_images(op: OpOverload, *places: int, alone: int = 3) -> Callable[..., object]:
@@ -207,17 +268,18 @@ def _convolution_backward(
     mask: list[bool],
 ) -> object:
     """Gradients of weights are those of each item: products with what each window sees."""
-    if weight.varies or grad.dim not in (3, 4) or transposed or groups != 1:
+    if weight.varies or grad.dim not in (3, 4) or transposed:
         return NotImplemented
     g, images, kernel = grad.whole(size).flatten(0, 1), x.whole(size).flatten(0, 1), weight.value
-    options = (stride, padding, dilation, False, out, 1, [True, False, False])
+    options = (stride, padding, dilation, False, out, groups, [True, False, False])
     to_x = aten.convolution_backward.default(g, images, kernel, None, *options)[0] if mask[0] else None
     to_weight, to_bias = None, g.flatten(2).sum(2).view(size, -1, g.shape[1]).sum(1) if mask[2] else None
     if mask[1]:
         line = [1] * (4 - images.dim())  # of signals, which are images of one row
         seen, shape = images.view(*images.shape[:2], *line, *images.shape[2:]), [*line, *kernel.shape[2:]]
         windows = aten.im2col.default(seen, shape, [*line, *dilation], [*([0] * len(line)), *padding], [*line, *stride])
-        products = (g.flatten(2) @ windows.mT).unflatten(0, (size, -1)).sum(1)
+        ours, theirs = (each.unflatten(1, (groups, -1)) for each in (g.flatten(2), windows))
+        products = (ours @ theirs.mT).unflatten(0, (size, -1)).sum(1)
         to_weight = products.view(size, *kernel.shape)
     return None if to_x is None else to_x.unflatten(0, (size, -1)), to_weight, to_bias
 
@@ -239,6 +301,8 @@ _RULES: dict[OpOverload, Callable[..., object]] = {
     aten.cat.default: _cat,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
     aten.convolution.default: _of_images(aten.convolution.default, 0, alone=0),
     aten.convolution_backward.default: _convolution_backward,
     **{op: _of_images(op, *places) for op, places in _ON_IMAGES.items()},

@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev, vmap
+from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 
 from tests.ordinary_tools import check_whole
 
 Item = Callable[[Tensor, Tensor], Tensor]
-WEIGHT = torch.arange(3.0, dtype=torch.float64)
+WEIGHT, CHANNELS = torch.arange(3.0, dtype=torch.float64), torch.arange(4.0, dtype=torch.float64)
 ITEMS: dict[str, Item] = {
     "gather": lambda a, i: a.gather(1, i[:, None]),
     "gather_from_the_end": lambda a, i: a.gather(-2, i[:, None].clamp(max=3)),
@@ -32,12 +32,17 @@ ITEMS: dict[str, Item] = {
     "embedding_shared": lambda a, i: F.embedding(i, torch.ones(3, 2)) * a.sum(),
     "embedding_of_each": lambda a, i: F.embedding(torch.tensor([2, 0, 2]), a, padding_idx=2),
     "convolved": lambda a, i: F.conv1d(a[None], torch.ones(2, 4, 2)),
+    "convolved_in_groups": lambda a, i: F.conv1d(a[None], torch.ones(6, 2, 2) * 0.5, groups=2),
     "concatenated": lambda a, i: torch.cat([a, torch.ones(2, 3), a * 2]),
     "negative_log_likelihood": lambda a, i: F.nll_loss(a, i),
     "weighted": lambda a, i: F.nll_loss(a, i, torch.tensor([1.0, 2.0, 0.5]), ignore_index=2, reduction="sum"),
     "cross_entropy": lambda a, i: F.cross_entropy(a, i, reduction="none"),
     "layer_norm": lambda a, i: F.layer_norm(a.double(), (3,), WEIGHT, WEIGHT.exp()),  # rows may be nearly constant
     "layer_norm_of_all": lambda a, i: F.layer_norm(a, (4, 3)),
+    "layer_norm_of_each": lambda a, i: F.layer_norm(a.double(), (3,), a[0].double(), a[1].double()),
+    "layer_norm_shifted": lambda a, i: F.layer_norm(a.double(), (3,), WEIGHT, a[1].double()),
+    "group_norm": lambda a, i: F.group_norm(a[None].double(), 2, CHANNELS, CHANNELS.exp()),
+    "group_norm_of_each": lambda a, i: F.group_norm(a.expand(2, 4, 3).double(), 2, a[:, 0].double(), a[:, 1].double()),
     "parts": lambda a, i: a[1] * 2 + a[-2:, 1:].sum() + a[::2].prod(),
     "pooled": lambda a, i: F.max_pool2d(a[None], 2, 1) + F.adaptive_avg_pool2d(a[None], (3, 2)),
     "sorted": lambda a, i: a.sort(0)[0] + a.topk(2)[0].sum(),
@@ -83,9 +88,15 @@ def images() -> nn.Module:
     )
 
 
+def grouped() -> nn.Module:
+    layers = nn.Conv2d(2, 4, 3, groups=2), nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv2d(4, 4, 2, groups=4, stride=2)
+    return nn.Sequential(*layers, nn.GroupNorm(1, 4, affine=False), nn.Flatten(), nn.Linear(16, 3))
+
+
 SAMPLES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "texts": (Classifier, lambda n: torch.randint(7, (n, 5))),
     "images": (images, lambda n: torch.randn(n, 1, 12, 13)),
+    "groups": (grouped, lambda n: torch.randn(n, 2, 7, 6)),
 }
 
 
@@ -109,6 +120,30 @@ def test_gradients_for_each_sample(name: str) -> None:
         compiled = compile(clipped)
         parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
         return [compiled(parameters, samples(n), torch.randint(3, (n,))) for n in (3, 6, 4, 9, 7)]
+
+    check_whole(program)
+
+
+def test_ensembles() -> None:
+    """Several models at once, each with its own weights, and their gradients, for batches of several sizes."""
+
+    def program(compile: Any) -> object:
+        models = [
+            nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)).double() for _ in range(3)
+        ]
+        weights, _ = stack_module_state(models)
+        state = {name: weight.detach() for name, weight in weights.items()}
+
+        def loss(state: dict[str, Tensor], x: Tensor, label: Tensor) -> Tensor:
+            return F.cross_entropy(functional_call(models[0], state, (x,)), label)
+
+        def step(state: dict[str, Tensor], x: Tensor, labels: Tensor) -> object:
+            return vmap(grad(loss), (0, None, None))(state, x, labels), vmap(loss, (0, 0, None))(
+                state, x.expand(3, -1, 4), labels
+            )
+
+        step = compile(step)
+        return [step(state, torch.randn(n, 4).double(), torch.randint(3, (n,))) for n in (4, 6, 5, 9, 7)]
 
     check_whole(program)
 
