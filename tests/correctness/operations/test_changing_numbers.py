@@ -217,3 +217,27 @@ def test_dropout_of_nothing_is_the_tensor_itself() -> None:
     compiled, x = bolide.compile(drop), torch.randn(3, 4)
     for p in (0.5, 0.25, 0.0, 0.75):
         assert (compiled(x, p) is x) is (p == 0)
+
+
+SCHEDULES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "warmup": lambda x, step: x * (0.1 * min(1.0, (step + 1) / 101)),
+    "decay": lambda x, step: x * max(0.01, 1.0 - step / 103),
+    "branch": lambda x, step: x * (step / 107) if step / 107 < 0.99 else x.sin(),
+    "between": lambda x, step: x * min(max(step / 109, 1e-3), 1.0) + (1 if step / 113 >= 0.001 else 2),
+    "square root": lambda x, step: x * min((step + 1) ** -0.5, (step + 1) * 103**-1.5),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_by_steps(name: str) -> None:
+    """A quotient that is rounded is compared as a number, its value is not needed."""
+    schedule, told = SCHEDULES[name], []
+    compiled = bolide.compile(schedule)
+    with events.subscribed(told.append):
+        for step in random.sample(range(2, 100), 5):
+            x = torch.randn(3, 4)
+            torch.testing.assert_close(compiled(x, step), schedule(x, step))
+        count = Counter(type(event).__name__ for event in told)
+        assert count["Installed"] == 2 and not count["Break"] + count["Fallback"], count
+        for step in (110, 115, 5000):
+            torch.testing.assert_close(compiled(x, step), schedule(x, step))
