@@ -380,7 +380,7 @@ def _is_of_numpy(function: object) -> bool:
 def _is_of_torch(function: object) -> bool:
     """Whether a native function is torch's, or ours in place of one."""
     module = str(getattr(function, "__module__", ""))
-    return module.startswith(("torch", "bolide.tracing.")) or issubclass(_holder(function), torch.Tensor)
+    return module.startswith(("torch", "bolide.tracing.")) or issubclass(_holder(function), torch._C.TensorBase)
 
 
 def _takes_symbols(function: object) -> bool:

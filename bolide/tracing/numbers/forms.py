@@ -694,6 +694,14 @@ def _normal(mean: Number, std: Number, size: Sequence[Size] | None = None, **opt
     return torch.randn(size, **options) * std + mean  # type: ignore[arg-type]
 
 
+def _lerped(x: torch.Tensor, end: torch.Tensor, weight: Number) -> Answer:
+    """Of 16 bits, with a derivative: C++ computes that with the weight."""
+    if x.dtype.itemsize > 2 or x.dtype is not end.dtype or not (x.requires_grad or end.requires_grad):
+        return NotImplemented
+    work = _work(x)
+    return torch.lerp(x.to(work), end.to(work), of(weight).tensor.to(work)).to(x.dtype)
+
+
 #: these draw numbers
 DRAWING: dict[Any, Formula] = {
     **dict.fromkeys((functional.dropout, torch.dropout), _dropout),
@@ -710,6 +718,7 @@ SAFE: dict[Any, Formula] = {
     functional.pad: _pad,
     functional.cross_entropy: _cross_entropy,
     functional.celu: _celu,
+    **dict.fromkeys((torch.lerp, torch.Tensor.lerp), _lerped),
     **dict.fromkeys((torch.nan_to_num, torch.Tensor.nan_to_num), _nan_to_num),
 }
 #: by the function, what it computes with floats of the graph; NotImplemented where the floats have to be known

@@ -417,9 +417,19 @@ def _computing(method: str) -> Callable[..., ScalarNode]:
 
 def _comparing(method: str) -> Callable[..., SymNode]:
     def ask(self: ScalarNode, other: ScalarNode | SymNode) -> SymNode:
-        return SymNode.truth(self.owner.trace.shapes, getattr(self.owner, method)(other.in_graph()))
+        trace, number = self.owner.trace, other.in_graph()
+        if method == "__eq__" and trace.derivation.running and _is_one(number):
+            return SymNode.truth(trace.shapes, False)  # asked to leave out a product, which does no harm
+        return SymNode.truth(trace.shapes, getattr(self.owner, method)(number))
 
     return ask
+
+
+def _is_one(number: object) -> bool:
+    """Whether a number is the constant 1."""
+    if isinstance(number, TracedFloat):
+        return number.hint == 1 and not number.pins
+    return type(number) in (int, float) and number == 1
 
 
 def _rounding(method: str) -> Callable[..., SymNode]:

@@ -104,6 +104,10 @@ def beside(x: Tensor, y: Tensor, a: float) -> Any:
     return torch.div(x, a, rounding_mode="trunc"), torch.copysign(x, -a), torch.xlogy(y, a), (x // a).detach()
 
 
+def between(x: Tensor, y: Tensor, a: float) -> Any:
+    return x.lerp(y, a), torch.lerp(x, end=y, weight=1 - a), torch.add(x, y, alpha=a), torch.sub(x, y, alpha=2 * a)
+
+
 PROGRAMS: dict[str, Program] = {
     "layer_norm": lambda x, y, a: F.layer_norm(x, (8,), y[0], y[1], a),
     "rms_norm": lambda x, y, a: F.rms_norm(x, (8,), y[0], a),
@@ -116,7 +120,7 @@ PROGRAMS: dict[str, Program] = {
         program.__name__: program
         for program in (
             *(batch_norm, written, attention, losses, smoothed, shrunk, products, not_read, placed, distances, edges),
-            beside,
+            *(beside, between),
         )
     },
 }
@@ -150,6 +154,47 @@ def test_two_versions_serve_all_values(name: str, grad: bool) -> None:
                     torch.testing.assert_close(other, one, rtol=tolerance, atol=tolerance, equal_nan=True)
         count = Counter(type(event).__name__ for event in told)
         assert count["Installed"] == 2 and not count["Break"] + count["Fallback"], (name, dtype, count)
+
+
+READ = "layer_norm rms_norm group_norm instance_norm batch_norm attention leaky softplus products placed beside between"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", READ.split())
+def test_numbers_that_are_data(name: str, dtype: torch.dtype) -> None:
+    """One version, without a break; nothing is asked of them for a derivative."""
+
+    def program(x: Tensor, y: Tensor, a: float) -> Any:
+        return PROGRAMS[name](x, y, y.detach().float().sigmoid().mean().item())
+
+    compiled, told = bolide.compile(program), []
+    with events.subscribed(told.append):
+        for _ in range(2):
+            x, y = torch.randn(6, 8).to(dtype), torch.randn(6, 8).to(dtype)
+            want, got = run(program, x, y, 0.0, True), run(compiled, x, y, 0.0, True)
+            for one, other in zip(want, got, strict=True):
+                torch.testing.assert_close(other, one, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    count = Counter(type(event).__name__ for event in told)
+    assert count["Installed"] == 1 and not count["Break"] + count["Fallback"], count
+
+
+def test_a_factor_of_one_is_a_factor() -> None:
+    def added(x: Tensor, a: float) -> Tensor:
+        return torch.addmm(x, x, x, beta=a, alpha=a).add(x, alpha=a)
+
+    compiled, told = bolide.compile(added), []
+    with events.subscribed(told.append):
+        for a in (random.uniform(2, 3), 1.5, 1.0, 0.0, 0.5):
+            x = torch.randn(4, 4)
+            first, second = x.clone().requires_grad_(), x.clone().requires_grad_()
+            torch.testing.assert_close(compiled(first, a), added(second, a))
+            torch.testing.assert_close(
+                *(
+                    torch.autograd.grad(run(each, a).sum(), each)[0]
+                    for run, each in ((compiled, first), (added, second))
+                )
+            )
+    assert sum(isinstance(event, events.Installed) for event in told) == 2
 
 
 DRAWS: dict[str, tuple[Program, Program]] = {  # and what their results are, on average
