@@ -11,7 +11,7 @@ import torch
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
-from bolide.inductor.lowering.formulas import elementwise, formula
+from bolide.inductor.lowering.formulas import arithmetic_formula, elementwise, formula
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import Coords, TensorValue, replaced
 from bolide.inductor.lowering.views import sliced
@@ -165,14 +165,15 @@ def softshrink(x: Node, lambd: float = 0.5) -> Node:
     return sc.where(sc.gt(x, lambd), sc.sub(x, lambd), low)
 
 
-@formula(aten.hardshrink.default)
-def hardshrink(x: Node, lambd: float = 0.5) -> Node:
+@arithmetic_formula(aten.hardshrink.default)
+def hardshrink(x: Node, lambd: Node | float = 0.5) -> Node:
     return shrink_backward(x, x, lambd)
 
 
-@formula(aten.softshrink_backward.default, aten.hardshrink_backward.default)
-def shrink_backward(g: Node, x: Node, lambd: float) -> Node:
-    return sc.where(sc.logical_and(sc.ge(x, -lambd), sc.le(x, lambd)), 0.0, g)
+@arithmetic_formula(aten.softshrink_backward.default, aten.hardshrink_backward.default)
+def shrink_backward(g: Node, x: Node, lambd: Node | float) -> Node:
+    low = -lambd if isinstance(lambd, float) else sc.neg(lambd)
+    return sc.where(sc.logical_and(sc.ge(x, low), sc.le(x, lambd)), 0.0, g)
 
 
 #: those that are a single expression
