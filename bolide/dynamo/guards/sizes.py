@@ -426,7 +426,6 @@ class Symbols:
         """Whether a container of constants has been the same in every capture so far, so that it may be guarded as a
         whole. With dynamic=True the integers in an argument are symbols from the start, as those beside it; some may be
         where there are marks."""
-        self.met[Source("attr", source, None)] = (tuple(value),)
         may_be_symbols = self.history.dynamic or self.history.marked is not None
         if self._meet_items(source, value) and may_be_symbols and _is_argument(source):
             return False
@@ -434,15 +433,20 @@ class Symbols:
         return all(old is None or old[0] == tuple(value) for old in past)
 
     def _meet_items(self, source: Source, value: Any) -> bool:
-        """Note the numbers in a container; whether there are any."""
-        met = False
-        for place, item in enumerate(value):
-            if type(item) is int or type(item) is float:
-                self.met[Source("item", source, place)] = (item,)
-                met = True
-            elif type(item) is tuple:
-                met |= self._meet_items(Source("item", source, place), item)
-        return met
+        """Note a container and the numbers in it; whether there are any."""
+        self.met[Source("attr", source, None)] = (tuple(value),)
+        met = [self._meet(Source("item", source, place), item) for place, item in enumerate(value)]
+        return any(met)
+
+    def _meet(self, source: Source, value: object) -> bool:
+        if type(value) is int or type(value) is float:
+            self.met[source] = (value,)
+            return True
+        if type(value) is slice:
+            bounds = ("start", value.start), ("stop", value.stop), ("step", value.step)
+            met = [self._meet(Source("attr", source, name), bound) for name, bound in bounds]
+            return any(met)
+        return type(value) in (tuple, torch.Size) and self._meet_items(source, value)
 
     def _why_none(self) -> str | None:
         """Why nothing at all is symbolic."""

@@ -106,6 +106,9 @@ def _named(code: types.CodeType, opcode: int) -> Iterator[str]:
             yield from _named(inner, opcode)
 
 
+_BOUNDS = ("start", "stop", "step")
+
+
 class Namespaces:
     """Globals of modules, and closure cells."""
 
@@ -265,17 +268,25 @@ class Containers:
         return self.journal.keep(Snapshot(real, source, self._copy(real, base, _items_source(source))))
 
     def wrap_tuple(self, real: tuple[object, ...], source: Source) -> tuple[object, ...]:
-        """A tuple of wrapped items; one of constants is itself."""
+        """A tuple or size of wrapped items; one of constants is itself."""
         if is_constant(real) and self.symbols.is_settled(source, real):
             self.guards.add(source, "equals", real)
             return real
         if source.kind == "object" and all(isinstance(item, type) for item in real):
             return self.world.identities.mirror(real, source)  # type: ignore[no-any-return]
-        self.guards.add(source, "type", tuple)
+        self.guards.add(source, "type", type(real))
         self._guard_count(source, len(real))
-        items = tuple([self.world.wrap(item, Source("item", source, i)) for i, item in enumerate(real)])
+        items = type(real)([self.world.wrap(item, Source("item", source, i)) for i, item in enumerate(real)])
         self.world.identities.mirror(items, source)
         return items
+
+    def wrap_slice(self, real: slice, source: Source) -> slice:
+        """A slice of wrapped bounds."""
+        self.guards.add(source, "type", slice)
+        bounds = [self.world.wrap(getattr(real, name), Source("attr", source, name)) for name in _BOUNDS]
+        stand_in = slice(*bounds)
+        self.world.identities.mirror(stand_in, source)
+        return stand_in
 
     def wrap_derived_tuple(self, real: tuple[object, ...], cls: type, source: Source) -> object:
         """A namedtuple, a structseq or another instance of a subclass of tuple, made anew of its parts."""

@@ -198,10 +198,11 @@ class World:
             return self.numbers.wrap_int(real, source)
         if cls is float:
             return self._alone(self.numbers.wrap_float, real, source)
-        if cls in CONSTANT_TYPES and not (cls is types.FunctionType and _is_made_anew(real, source)):
+        whole = cls in CONSTANT_TYPES and cls not in _BY_PARTS
+        if whole and not (cls is types.FunctionType and _is_made_anew(real, source)):
             if cls in BOUND_BUILTINS and is_bound(real):
                 return self._wrap_bound(real, source)
-            if cls is slice or cls in IDENTITY:
+            if cls in IDENTITY:
                 self.guards.add(source, "is", real)
             else:
                 if cls is range:
@@ -216,13 +217,13 @@ class World:
             if known.source is not source and source.kind != "object":
                 if isinstance(real, type):
                     self.guards.add(source, "is", real)
-                elif cls is not tuple:
+                elif cls not in _BY_PARTS:
                     apart = self._alone(self.inputs.twin, real, source, known.source) if cls is torch.Tensor else None
                     if apart is not None:
                         return apart
                     self.guards.add(source, "same", known.source)
                     return known.value
-            if cls is not tuple:
+            if cls not in _BY_PARTS:
                 return known.value
         value = self._alone(self._wrap_new, real, cls, source)
         seen.setdefault(id(real), Seen(real, value, source))
@@ -355,11 +356,15 @@ class World:
         return types.MethodType(getattr(owner.cls, real.__name__), owner)
 
 
+_BY_PARTS = frozenset({tuple, torch.Size, slice})
+"""What is known by its parts, which may be numbers that change, and not by its identity."""
 _BY_CLASS: dict[type, Wrapper] = {
     **dict.fromkeys(PROXIES, World._wrap_proxy),
     **dict.fromkeys(CONTAINERS, lambda world, real, source: world.containers.wrap(real, type(real), source)),
     **dict.fromkeys(_VIEWS, lambda world, real, source: world.containers.wrap_view(real, source)),
     tuple: lambda world, real, source: world.containers.wrap_tuple(real, source),
+    torch.Size: lambda world, real, source: world.containers.wrap_tuple(real, source),
+    slice: lambda world, real, source: world.containers.wrap_slice(real, source),
     functools.partial: lambda world, real, source: world.containers.wrap_partial(real, source),
     types.FunctionType: World._wrap_function,
     types.MethodType: World._wrap_method,

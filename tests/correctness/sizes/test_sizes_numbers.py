@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 import bolide
 from bolide.support import events
 from bolide.support.errors import BolideWarning
+from tests.ordinary_tools import difference, picture, tensors
 
 aten = torch.ops.aten
 
@@ -100,3 +102,60 @@ def test_types_of_out_are_checked_for_numbers_that_are_symbols(dynamic: bool | N
     with pytest.raises(RuntimeError) as mine:
         bolide.compile(function, dynamic=dynamic)(*given)
     assert str(mine.value) == str(theirs.value)
+
+
+class Window:
+    def __init__(self, part: slice) -> None:
+        self.part = part
+
+
+def across_a_break(x: Tensor, n: int) -> Any:
+    shape, rows, window = x.shape, slice(1, n), Window(slice(-n, None, 2))
+    y = x * 2
+    bolide.graph_break()
+    return y.reshape(shape) + 1, y[rows], y[window.part].sum(), shape, (shape[:-1].numel(), rows.stop)
+
+
+PARTED: dict[str, tuple[Callable[..., Any], Callable[[Tensor, int], Any]]] = {
+    "across a break": (across_a_break, lambda x, n: n),
+    "slice": (lambda x, part: (x[part] * 2, part), lambda x, n: slice(1, n)),
+    "equal slices": (lambda x, part: x[part] * 2, lambda x, n: slice(0, 2)),
+    "slices": (
+        lambda x, parts: x[parts["a"]].sum() + x[parts["b"]],
+        lambda x, n: {"a": (slice(n - 1), 0), "b": slice(2)},
+    ),
+    "in an object": (lambda x, window: x[window.part] + window.part.start, lambda x, n: Window(slice(n // 2, None))),
+    "kinds of bounds": (
+        lambda x, part: x[: part.start] * (2 if part.stop is True else 3) + len(part.step),
+        lambda x, n: slice(n, n % 2 == 0, "step"),
+    ),
+    "tensors as bounds": (lambda x, part: x * part.start + part.stop, lambda x, n: slice(torch.ones(4), torch.rand(4))),
+    "size": (lambda x, size: (x.reshape(size) * 2, size, size.numel() + len(size)), lambda x, n: torch.Size([4, n])),
+    "sizes": (
+        lambda x, sizes: [x.new_ones(size).sum() * x for size in sizes],
+        lambda x, n: [x.shape, torch.Size([]), x.shape[:1], torch.Size([2, n + 3])],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTED)
+def test_sizes_and_slices_that_are_given_are_symbols_as_other_numbers_are(name: str) -> None:
+    """Objects that are equal are one version, others soon one more."""
+    program, given = PARTED[name]
+    compiled = bolide.compile(program)
+    told: list[object] = []
+    for n in (3, 5, 4, 7, 6):
+        x = torch.randn(n, 4, dtype=torch.float64)
+        argument, seen = given(x, n), []
+        for function in (program, compiled):
+            leaf = x.clone().requires_grad_()
+            with events.subscribed(told.append):
+                out = function(leaf, argument)
+            sum(part.sum() for part in tensors(out)).backward()
+            seen.append([picture(out), picture(leaf.grad)])
+        assert difference(*seen) is None, difference(*seen)
+        if name in ("slice", "size"):
+            assert out[1] is argument
+    installed = Counter(event.name for event in told if type(event) is events.Installed)
+    assert max(installed.values()) <= (3 if name == "kinds of bounds" else 2), installed
+    assert not [event for event in told if type(event) is events.Fallback]
