@@ -61,6 +61,27 @@ def test_columns_of_any_length_in_parts(dynamic: bool, monkeypatch: pytest.Monke
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8], ids=str)
+def test_edges_and_places_that_data_say(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Of rows of any length, some of which threads share evenly: padding, windows, gathers, whole rows of tables."""
+    gpu_emulated.emulate(monkeypatch.setattr)
+    torch.manual_seed(seed)
+
+    def moved(x: Tensor, table: Tensor, index: Tensor, rows: Tensor, left: int, right: int) -> tuple[Tensor, ...]:
+        padded = F.pad(x, (left, right, 1, 2))
+        pooled = F.max_pool2d(x, 3, 2, 1) if x.dtype is not torch.int8 else x
+        return padded, pooled, F.pad(x, (-left, right)), table.gather(1, index), table[rows], F.embedding(rows, table)
+
+    for length in (8, 16, *torch.randint(5, 70, (3,)).tolist()):
+        x, table = (torch.randn(shape).mul(9).to(dtype) for shape in ((2, 5, length), (7, length)))
+        index, rows = torch.randint(length, (7, 2 * length)), torch.randint(7, (3, 4))
+        left, right = torch.randint(0, 4, (2,)).tolist()
+        fast = bolide.compile(moved, fullgraph=True, dynamic=False)
+        arguments = (x, table, index, rows, left, right)
+        for mine, theirs in zip(fast(*arguments), moved(*arguments), strict=True):
+            assert torch.equal(mine, theirs)
+
+
 def checked(device: str, seed: int, *which: str) -> None:
     options = ["--device", device, "--jobs", "1", "--each", "100", "--seed", str(seed % 10000), *which]
     done = subprocess.run([sys.executable, SWEEP, *options], capture_output=True, text=True)

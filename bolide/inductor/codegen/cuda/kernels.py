@@ -6,30 +6,28 @@ addresses, then the sizes. Its teams run an iteration of the grid nest each.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from bolide.inductor.codegen.analysis import Dependences, changed_by, updated_in
-from bolide.inductor.codegen.builder import Builder, Value
-from bolide.inductor.codegen.cuda.bfloat16 import in_bfloat16
+from bolide.inductor.codegen.builder import Value
 from bolide.inductor.codegen.cuda.hazards import MOST_EARLY, Hazards, early_loads, is_together
 from bolide.inductor.codegen.cuda.held import held_by_threads, touches, width_of_held
 from bolide.inductor.codegen.cuda.teams import ROOM, Team, special
+from bolide.inductor.codegen.cuda.values import ThreadValues, texts
 from bolide.inductor.codegen.cuda.widths import WIDEST, is_short, iterations_at_once, width_of
-from bolide.inductor.codegen.function_values import FunctionValues, Parts
+from bolide.inductor.codegen.function_values import Parts
 from bolide.inductor.codegen.instructions import MEMORY
 from bolide.inductor.codegen.parallel import Region, regions_of
-from bolide.inductor.codegen.scope import fits, integer_atom, multiple_of, step_along
+from bolide.inductor.codegen.scope import multiple_of
 from bolide.inductor.codegen.statements import Body, RegionWriter
 from bolide.inductor.ir.definitions import volume
 from bolide.inductor.ir.loops import WARP, Axis, Init, Kernel, Local, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.walks import loads_of, nodes_below, roots_in, roots_of, statements
 from bolide.inductor.machine import Machine
-from bolide.symbolic import Expr, as_expr
-from bolide.symbolic.expr import Atom
+from bolide.symbolic import Expr
 
 #: A load, the number of a thread's turn in a loop, and how far turns are apart.
 Kept = tuple[Node, int, int]
@@ -79,120 +77,6 @@ def gpu_module(kernels: Sequence[Kernel], machine: Machine) -> tuple[str, list[t
         launches.append(tuple(made))
     head = f'target triple = "{machine.target.triple}"'
     return "\n".join((head, *declarations.values(), *functions)), launches
-
-
-class ThreadValues(FunctionValues):
-    """The values that one thread computes. `are_aligned`: arguments are multiples of `WIDEST`, those in `aligned` are
-    used as such. `rooms`: the thread's own elements of buffers that it holds, from `slot` on those of this turn."""
-
-    def __init__(self, b: Builder, dependences: Dependences) -> None:
-        super().__init__(b, dependences)
-        self.are_aligned = True
-        self.aligned: set[str] = set()
-        self.numels: dict[str, Expr] = {}
-        self.rooms: dict[str, Value] = {}
-        self.slot = b.const(0, "i64")
-
-    def step(self, index: Expr) -> Expr | None:
-        if self.vector is None or self.varying & index.free_vars != {self.vector}:
-            return None
-        return step_along(index, self.vector, self.lanes)
-
-    def held(self, buffer: str) -> Value | None:
-        room = self.rooms.get(buffer)
-        if room is None:
-            return None
-        return self.b.emit(f"getelementptr {MEMORY[self.types[buffer]]}, {room}, {self.slot}", "ptr")
-
-    def alignment(self, buffer: str, index: Expr) -> int:
-        if self.vector is None:
-            return 0
-        size = self.types[buffer].itemsize
-        known = math.gcd(multiple_of(index, {self.vector: self.lanes}) * size, WIDEST)
-        if known > size:
-            self.aligned.add(buffer)
-        return known
-
-    def windows(self, buffer: str, index: Expr) -> tuple[Expr, int, int] | None:
-        numel, length = self.numels.get(buffer), WIDEST // self.types[buffer].itemsize
-        if not self.are_aligned or self.vector is None or numel is None or multiple_of(numel) % length:
-            return None
-        if multiple_of(index - index.offset, {self.vector: self.lanes}) % length:
-            return None
-        self.aligned.add(buffer)
-        return index - index.offset % length, index.offset % length, length
-
-    def read(self, name: str) -> Value:
-        """An accumulator's value; partial results that are nothing yet are left out."""
-        accumulator, kept = self.accumulators[name], dict(self.partials)
-        for key in self.partials_of((name,)):
-            if key[1] > 1 and _texts(kept[key]) == _texts(accumulator.initial(self.b, key[1])):
-                del self.partials[key]
-        value = super().read(name)
-        self.partials = kept
-        return value
-
-    def _compute(self, node: Node) -> Value:
-        return in_bfloat16(self, node) or super()._compute(node)
-
-    def _compare_places(self, node: Node) -> Value | None:
-        """A comparison that has one result for all of a thread's lanes, whose first one is at a multiple of so many:
-        the halves of a row, or what is concatenated."""
-        bound = _bound(node)
-        if self.vector is None or bound is None:
-            return super()._compare_places(node)
-        is_below, place = bound
-        step = place.coefficient(self.vector)
-        if step is not None and step.is_const and step.value == -1:
-            is_below, place, step = not is_below, -place - 1, -step
-        if self.varying & place.free_vars != {self.vector} or step is None or not (step.is_const and step.value == 1):
-            return super()._compare_places(node)
-        if multiple_of(place, {self.vector: self.lanes}) % self.lanes:
-            return super()._compare_places(node)
-        return self.b.compare("icmp slt" if is_below else "icmp sge", self.scalar(place), 0)
-
-    def argument(self, position: int, kind: str) -> Value:
-        return Value(self.b, f"%a{position}", kind, 1)
-
-    def lane_atom(self, atom: Atom, kind: str) -> Value:
-        """Quotients and rests of neighbouring places of which the first is a multiple of the divisor are those of the
-        first one and numbers that are known."""
-        if atom.kind not in ("//", "%") or self.vector is None:
-            return super().lane_atom(atom, kind)
-        whole, divisor = atom.args
-        step, rest = whole.coefficient(self.vector), whole.offset
-        one_by_one = step is not None and step.is_const and step.value == 1 and divisor.is_const
-        if not one_by_one or self.varying & whole.free_vars != {self.vector} or divisor.value <= 0:
-            return super().lane_atom(atom, kind)
-        if multiple_of(whole - rest, {self.vector: self.lanes}) % divisor.value:
-            return super().lane_atom(atom, kind)
-        known = [divmod(lane + rest, divisor.value)[atom.kind == "%"] for lane in range(self.lanes)]
-        lanes = Value(self.b, "<" + ", ".join([f"{kind} {number}" for number in known]) + ">", kind, self.lanes)
-        if atom.kind == "%":
-            return lanes
-        first = self.scalar((whole - rest) // divisor)
-        return self.wide(first if kind == "i64" else self.b.convert("trunc", first, kind)) + lanes
-
-    def atom(self, atom: Atom) -> Value:
-        """Divisions take 32 bits where these are enough: of 64 bits, they are long functions."""
-        if atom.kind not in ("//", "%") or not all(fits(arg.terms, arg.offset) for arg in atom.args):
-            return super().atom(atom)
-        known = self.recall(("atom", atom))
-        if known is not None:
-            return known
-        left, right = (self.b.convert("trunc", self.scalar(arg), "i32") for arg in atom.args)
-        return self.remember(("atom", atom), self.b.convert("sext", integer_atom(atom, left, right), "i64"))
-
-
-def _bound(node: Node) -> tuple[bool, Expr] | None:
-    """An expression, and whether a comparison of places says that it is below 0, or that it is not."""
-    left, right = (as_expr(o.arg if o.op == "index" else int(o.arg)) for o in node.src)
-    difference = left - right - (node.op in ("le", "gt"))
-    return (node.op in ("lt", "le"), difference) if node.op in ("lt", "le", "gt", "ge") else None
-
-
-def _texts(parts: Parts) -> list[str]:
-    return [part.text for part in parts]
 
 
 class TeamWriter(RegionWriter):
@@ -539,7 +423,7 @@ class TeamWriter(RegionWriter):
             self.hazards.clear()
         for name, old in before.items():
             accumulator = r.accumulators[name]
-            is_new = _texts(old) == _texts(accumulator.initial(self.b, 1))
+            is_new = texts(old) == texts(accumulator.initial(self.b, 1))
             r.partials[name, 1] = joined[name] if is_new else accumulator.join(old, joined[name])
             r.forget((f"acc:{name}",))
 
@@ -554,7 +438,7 @@ class TeamWriter(RegionWriter):
         total: Parts | None = None
         for key in r.partials_of((name,)):
             parts = r.partials[key]
-            if _texts(parts) != _texts(accumulator.initial(self.b, key[1])):
+            if texts(parts) != texts(accumulator.initial(self.b, key[1])):
                 parts = accumulator.across_lanes(parts)
                 total = parts if total is None else accumulator.join(total, parts)
         return accumulator.initial(self.b, 1) if total is None else total

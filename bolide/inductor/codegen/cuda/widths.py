@@ -18,6 +18,8 @@ WIDEST = 16
 WORD = 4
 #: Instructions of a loop's body times elements: more would take more registers than there are.
 _MOST = 1 << 10
+#: Elements at places of their own that a thread loads at a time.
+MOST_GATHERED = 8
 #: Turns that are written out, one after the other, so that loads do not wait for each other.
 _TURNS = 8
 #: Iterations of a thread's loop that are written out, and instructions of these times elements.
@@ -33,9 +35,20 @@ def width_of(axis: Axis, body: Sequence[Stmt], team: int = 1, held: frozenset[st
     if not sizes or (loops and team > 1):
         return 1
     width = max(1, (WORD if loops else WIDEST) // max(sizes))
+    if team == 1 and not loops and any(node.src for node in loads_of(roots_in(body))):
+        width = _width_of_gathering(axis, sizes, width)
     while width > 1 and (_is_starved(axis.extent, width, team) or width * cost(body) > _MOST):
         width //= 2
     return width
+
+
+def _width_of_gathering(axis: Axis, sizes: Sequence[int], width: int) -> int:
+    """Elements that a thread takes at a time where data say what is loaded, so that it has several loads in flight:
+    indices that lie along the axis count little, and of whole rows it takes twice as many. `width`: if the axis cannot
+    be divided so."""
+    data = [size for size in sizes if size < 8] or sizes
+    more = min(WIDEST // max(data), MOST_GATHERED) if max(sizes) == 8 else 2 * WIDEST // max(data)
+    return more if multiple_of(axis.extent) % more == 0 else width
 
 
 def iterations_at_once(loop: Loop, width: int, team: int) -> int:
