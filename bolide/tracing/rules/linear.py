@@ -236,6 +236,12 @@ def _pixel_unshuffle(x: TensorMeta, factor: int) -> TensorMeta:
     return in_suggested_format(x, (*batch, channels * (factor * factor), height // factor, width // factor))
 
 
+@rule_of_symbols(aten.channel_shuffle.default)
+def _channel_shuffle(x: TensorMeta, groups: int) -> TensorMeta:
+    require(x.ndim >= 3 and x.shape[1] % groups == 0, "channel_shuffle expects channels divisible by groups")
+    return in_suggested_format(x, tuple(x.shape))
+
+
 def _padded(x: TensorMeta, pad: Ints, dims: int, reflects: bool) -> TensorMeta:
     """An image with borders of itself, of which negative ones take away. Where a size becomes 0 torch is asked."""
     require(len(pad) == 2 * dims and x.ndim in (dims + 1, dims + 2), f"padding size is expected to be {2 * dims}")

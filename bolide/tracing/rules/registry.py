@@ -178,17 +178,17 @@ def by_torch(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def rule_of_symbols(func: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: a shape rule for symbolic sizes that probing does not find; of numbers torch is asked, and of those
-    that the rule refuses: its text may say any of them."""
+    """A decorator: a shape rule for symbolic sizes that probing does not find, and for strides, which meta kernels give
+    otherwise than those that compute. Of numbers torch is asked first, and of sizes that the rule refuses: its text may
+    say any of them."""
 
     def add(formula: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*args: Any, **kwargs: Any) -> Any:
-            if _is_symbolic([args, kwargs]):
-                try:
-                    return formula(*args, **kwargs)
-                except RuntimeError:
-                    return by_torch(func, _fixed(args), _fixed(kwargs))
-            return by_torch(func, args, kwargs)
+            told = None if _is_symbolic([args, kwargs]) else by_torch(func, args, kwargs)
+            try:
+                return formula(*args, **kwargs)
+            except RuntimeError:
+                return by_torch(func, _fixed(args), _fixed(kwargs)) if told is None else told
 
         rule(func._schema.name.removeprefix("aten::"))(answer)
         return formula

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -335,3 +336,23 @@ def test_the_type_of_what_is_filled(value: Any, default: torch.dtype) -> None:
             torch.testing.assert_close(compiled(x), program(x), rtol=0, atol=0)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("channels, height", [(8, 6), (32, 40)])
+def test_rearranged_images_lie_as_in_eager_whatever_their_size(channels: int, height: int) -> None:
+    """Of many elements no kernel is asked but a meta kernel, which may tell other strides."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = functional.conv2d(x, torch.ones(channels, 1, 3, 3), padding=1, groups=channels)
+        rearranged = functional.pixel_shuffle(y, 2), functional.pixel_unshuffle(x, 2), functional.channel_shuffle(x, 4)
+        return *rearranged, functional.pixel_shuffle(x, 2) + 1
+
+    compiled = bolide.compile(program)
+    for batch in random.sample(range(2, 6), 3):
+        for memory_format in (torch.channels_last, torch.contiguous_format):
+            x = torch.randn(batch, channels, height, 2 * height).contiguous(memory_format=memory_format)
+            for requires_grad in (False, True):
+                x.requires_grad_(requires_grad)
+                mine, theirs = compiled(x), program(x)
+                torch.testing.assert_close(mine, theirs)
+                assert [part.stride() for part in mine] == [part.stride() for part in theirs]
