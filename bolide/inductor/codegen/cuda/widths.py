@@ -35,7 +35,7 @@ def width_of(axis: Axis, body: Sequence[Stmt], team: int = 1, held: frozenset[st
     if not sizes or (loops and team > 1):
         return 1
     width = max(1, (WORD if loops else WIDEST) // max(sizes))
-    if team == 1 and not loops and any(node.src for node in loads_of(roots_in(body))):
+    if team == 1 and not loops and any(len(node.src) > node.arg.masked for node in loads_of(roots_in(body))):
         width = _width_of_gathering(axis, sizes, width)
     while width > 1 and (_is_starved(axis.extent, width, team) or width * cost(body) > _MOST):
         width //= 2
