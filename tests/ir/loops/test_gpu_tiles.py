@@ -16,7 +16,8 @@ from kernel_tools import acc, f32, i64, load, op, param, store, var
 from test_gpu_kernels import bf16, check, f16, f64, made, ptx
 
 from bolide.inductor.codegen.cuda import gpu_module
-from bolide.inductor.ir.loops import Axis, Init, Kernel, Loop, Update
+from bolide.inductor.codegen.cuda.widths import width_of
+from bolide.inductor.ir.loops import Axis, Init, Kernel, Loop, Node, Update
 from bolide.inductor.ir.rewrites import in_shared_tiles, on_grid
 from bolide.inductor.machine import HOPPER
 from bolide.inductor.schedule.nest import Schedule, cut
@@ -76,6 +77,16 @@ def test_whole_tiles_are_moved_in_pieces_of_16_bytes(dtype: torch.dtype) -> None
     text = ptx(kernel)
     fast = text[text.rindex("ld.global.v4.b32") :]
     assert kernel.team == 256 and "st.global.v4.b32" in fast and not re.search(r"(ld|st)\.global\.[bv][^4]", fast)
+
+
+def test_places_that_data_say_are_wider_and_masks_are_not() -> None:
+    """A thread takes twice as many elements of rows that are looked up, and of others what 16 bytes hold."""
+    axis, i = Axis("i", as_expr(64), "vector", "grid"), var("i", 64)
+    mask = op("ge", Node.make("index", i64, (), i), Node.make("const", i64, (), 3), dtype=torch.bool)
+    place = load("rows", var("r", 9), i64)
+    found = load("x", Expr.var("$0", 0, 8) * 64 + i, f32, place)
+    for value, width in ((load("x", i), 4), (load("x", i, f32, mask, masked=True), 4), (found, 8)):
+        assert width_of(axis, (store("out", i, value),)) == width
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
