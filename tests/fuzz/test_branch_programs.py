@@ -29,8 +29,8 @@ SEED = int(os.environ.get("BOLIDE_TEST_SEED", "0"))
 
 class Writer:
     """Writes one program. The tensors a, b, c have x's shape; `kept` is a list, `table` a dict of such, `box` an
-    object; `state` belongs to the caller. Every second program is plain: in branches
-    it only computes on with a variable, so that all of them, and those in their ways, become parts of a graph."""
+    object; n, m and flag are numbers; `state` belongs to the caller. Every second program is plain: in branches it only
+    computes on with a variable or a number, so that all of them, and those in their ways, become parts of a graph."""
 
     def __init__(self, chance: random.Random, longest: int = SHORT) -> None:
         self.chance, self.longest = chance, longest
@@ -40,12 +40,12 @@ class Writer:
 
     def program(self) -> str:
         self.line(0, "def program(x, w, v, state):")
-        self.line(1, "a, b, c, n, flag = x * 1.5, x @ w, x.sin(), 2, False")
+        self.line(1, "a, b, c, n, m, flag = x * 1.5, x @ w, x.sin(), 2, 0.75, False")
         self.line(1, "kept, table, box = [a, b], {'p': c}, Box(x * v)")
         if self.plain:
             self.branch(1, 3)
         self.block(1, 3, self.chance.randint(3, 6))
-        self.line(1, "return a, b, c, n, flag, kept, table['p'], box.value")
+        self.line(1, "return a, b, c, n, m, flag, kept, table['p'], box.value")
         return "\n".join(self.lines)
 
     def line(self, depth: int, text: str) -> None:
@@ -63,11 +63,13 @@ class Writer:
             f"{one} * {other}", f"({one} @ w).tanh()", f"{one}.sin() + n", f"{one} * v", f"{one}.clamp(-0.5, 0.5)",
             f"{one} + {other}.mean()", f"{one}.detach() * {other}", f"torch.where({one} > 0, {one}, {other})",
             f"{one}.tanh() / 2", f"helper({one}, w)", f"{one} * 0.5", one, f"apart({one}) * {other}",
-            f"({one} * {other}).detach() + {one}",
+            f"({one} * {other}).detach() + {one}", f"{one} * m - n / 4", f"{one} * (m if flag else n)",
         )  # fmt: skip
 
     def condition(self) -> str:
         one = self.tensor()
+        if self.chance.random() < 0.15:
+            return self.pick("flag", "n > 2", "m < 0.5", "not flag and n != 3")
         simple = self.pick(
             f"{one}.sum() > 0", f"{one}.max() > 0.3", f"not torch.isfinite({one}).all()", f"({one} < -0.2).any()",
             f"{one}.mean().item() < 0.05", f"{one}.detach().norm() > 1",
@@ -104,11 +106,18 @@ class Writer:
 
     def step(self, depth: int) -> None:
         """No other variable gets a gradient by it."""
+        if self.chance.random() < 0.3:
+            self.line(depth, self.number())
+            return
         one, other, made = self.pick("a", "b", "c"), self.tensor(), self.pick("d", "e")
         apart = self.pick(f"{other}.detach()", f"apart({other})", f"({other} * {one}).detach().sin()", made)
         if apart == made:
             self.line(depth, f"with torch.no_grad(): {made} = ({other} @ w).tanh()")
         self.line(depth, f"{one} = " + self.pick(f"{one} * {apart}", f"{one}.sin() + {apart}", f"{one}.tanh() / 2"))
+
+    def number(self) -> str:
+        read = f"{self.tensor()}.detach().mean().item()"
+        return self.pick("n = n + 1", "n = 5 - n", "flag = not flag", "m = m * 0.5", "m = 0.5", f"m = {read}", "n += 2")
 
     def effect(self, depth: int) -> None:
         one, value = self.pick("a", "b", "c"), self.value()
@@ -118,7 +127,7 @@ class Writer:
                 f"kept[{self.chance.randint(0, 1)}] = {value}", f"table['p'] = {value}", f"box.value = {value}",
                 f"kept[0], {one} = {one}, {value}", f"{one} = ({value}, 1)[0]", f"{one} = Box({value}).value",
                 f"{one} = {one} * 1; {one}.add_({self.chance.randint(1, 3)})", f"state.best = ({value}).detach().sum()",
-                "n = n + 1", "flag = not flag", f"kept.append({value})", f"{one} = {one}.view(-1).view(x.shape)",
+                self.number(), self.number(), f"kept.append({value})", f"{one} = {one}.view(-1).view(x.shape)",
                 f"{one} = {value} if {self.condition()} else {self.value()}", f"return {value}, {one}",
                 "table = dict(table)", "box = Box(box.value)", f"with torch.no_grad(): c = ({value}).detach()",
                 f"with torch.no_grad(): c = {value} * 2", f"c = {one} * c.detach()",
@@ -177,7 +186,8 @@ def difference(found: list[Any], wanted: list[Any]) -> str | None:
         return f"{len(found)} values in place of {len(wanted)}"
     for place, (mine, theirs) in enumerate(zip(found, wanted)):
         if not isinstance(mine, Tensor) or not isinstance(theirs, Tensor):
-            if mine is not theirs and mine != theirs:
+            exact = not isinstance(theirs, float) or not isinstance(mine, float)
+            if type(mine) is not type(theirs) or (mine != theirs if exact else abs(mine - theirs) > 1e-9):
                 return f"value {place}: {mine!r} in place of {theirs!r}"
         elif mine.requires_grad != theirs.requires_grad:
             return f"value {place}: requires_grad is {mine.requires_grad}"

@@ -1,7 +1,8 @@
 """Branches on the data of tensors: both ways are interpreted, each as a part of the graph, up to where they meet.
 
 What the program is after them is compared. What is equal stays; tensors of the same kind in one place become a result
-of `bolide::branch`; whatever else differs is a difference that no graph can make, and the branch is a break.
+of `bolide::branch`, numbers of the same type a number that the graph chooses; whatever else differs is a difference
+that no graph can make, and the branch is a break.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import collections
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -24,15 +25,21 @@ from bolide.dynamo.world.outside import Deferred, is_finalised
 from bolide.dynamo.world.parts import Write
 from bolide.support.errors import Unsupported, forgive
 from bolide.symbolic import same_size, same_sizes
-from bolide.tracing import TracedTensor
+from bolide.tracing import Trace, TracedTensor
 from bolide.tracing.called.branches import Part, choose
-from bolide.tracing.numbers import data
+from bolide.tracing.numbers import data, scalars
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.tensor import AliasGroup
 
+aten = torch.ops.aten
 _DEEPEST = 24  # branches in ways of branches
 _MOST_WAYS = 48  # that are gone for one branch, before only the first place is tried where ways meet
 _SYMBOLIC = (torch.SymInt, torch.SymBool, torch.SymFloat)
+_NUMBERS: dict[type, torch.dtype] = {
+    **dict.fromkeys((bool, torch.SymBool), torch.bool),
+    **dict.fromkeys((int, torch.SymInt), torch.int64),
+    **dict.fromkeys((float, torch.SymFloat, scalars.TracedFloat), torch.float64),
+}
 
 
 class Different(Unsupported):
@@ -186,10 +193,10 @@ def _join(
 ) -> None:
     """Make the state of the program what it is after either way; it is now that after the second one."""
     first, second = ways
-    merge = _Merge(vm, before, ways)
+    merge = _Merge(vm, before, ways, pred)
     for merges in (False, True):
         if merges:
-            merge.choose(pred, place)
+            merge.choose()
         _merge_frames(merge, frame, join, first, second)
         _merge_holders(merge, first, second)
         _merge_writes(merge, first, second)
@@ -238,29 +245,34 @@ class _Merge:
     """What stands in one place after either way. Used twice: first the pairs of tensors are found, between which the
     graph chooses, then their values are put in place (`results`)."""
 
-    def __init__(self, vm: Machine, before: State, ways: list[Way]) -> None:
-        self.vm, self.before, self.ways = vm, before, ways
+    def __init__(self, vm: Machine, before: State, ways: list[Way], pred: TracedTensor) -> None:
+        self.vm, self.before, self.ways, self.pred = vm, before, ways, pred
         self.pairs: dict[tuple[int, int], tuple[TracedTensor, TracedTensor]] = {}
         self.results: dict[tuple[int, int], TracedTensor] | None = None
+        self.numbers: dict[tuple[int, int], tuple[TracedTensor, TracedTensor]] = {}
+        self.chosen: dict[tuple[int, int], object] = {}  # the numbers between which the graph chooses
         self.partners: dict[int, Any] = {}  # the new object of the other way that a new object goes with, by id
         self.merged: dict[tuple[int, int], Any] = {}
 
     def refused(self, why: str) -> Different:
         return Different(why, self.vm.where(), kind="control_flow")
 
-    def choose(self, pred: TracedTensor, place: object) -> None:
-        vm, pairs = self.vm, list(self.pairs.values())
+    def choose(self) -> None:
+        vm, pred, pairs = self.vm, self.pred, list(self.pairs.values())
         self.merged = {}
-        if not pairs:
-            self.results = {}
-            return
-        vm.world.trace.functional_only = "control flow depends on data"
-        ways = [(way.part, [way.part.adopt(pair[side]) for pair in pairs]) for side, way in enumerate(self.ways)]
-        results = choose(vm.trace, pred, ways)
-        for result, (tensor, _) in zip(results, pairs):
-            if result.requires_grad != tensor.requires_grad:
-                raise vm.unsupported("a way of a branch gives a tensor another history", "control_flow")
-        self.results = dict(zip(self.pairs, results))
+        self.results = {}
+        if pairs or self.numbers:
+            vm.world.trace.functional_only = "control flow depends on data"
+        if pairs:
+            ways = [(way.part, [way.part.adopt(pair[side]) for pair in pairs]) for side, way in enumerate(self.ways)]
+            results = choose(vm.trace, pred, ways)
+            for result, (tensor, _) in zip(results, pairs):
+                if result.requires_grad != tensor.requires_grad:
+                    raise vm.unsupported("a way of a branch gives a tensor another history", "control_flow")
+            self.results = dict(zip(self.pairs, results))
+        for key, (first, second) in self.numbers.items():
+            number = self.results.get((id(first), id(second)))
+            self.chosen[key] = _read(vm.trace, _chosen(pred, first, second) if number is None else number)
 
     def same_key(self, a: object, b: object) -> None:
         if not (a is b or (type(a) is type(b) and type(a) in CONSTANT_TYPES and same_constant(a, b))):
@@ -274,6 +286,8 @@ class _Merge:
             a, b = (self.vm.world.wrap(x.real, x.source) if type(x) is Deferred else x for x in (a, b))
             return self.value(a, b)
         cls = type(a)
+        if cls in _NUMBERS and _NUMBERS[cls] is _NUMBERS.get(type(b)) and not _is_same_number(a, b):
+            return self._number(a, b)
         if cls is not type(b):
             raise self.refused(f"the ways of a branch leave {_named(a)} and {_named(b)}")
         if cls is TracedTensor:
@@ -282,13 +296,42 @@ class _Merge:
             if not same_constant(a, b):
                 raise self.refused(f"the ways of a branch leave two values: {_named(a)} and {_named(b)}")
             return b
-        if cls in (torch.SymInt, torch.SymBool):
-            if not (same_size(a, b) if cls is torch.SymInt else a.node.expr == b.node.expr):
-                raise self.refused("the ways of a branch leave two sizes")
+        if cls in _NUMBERS:
             return b
         if id(a) in self.before.seen or id(b) in self.before.seen:
             raise self.refused(f"the ways of a branch leave two objects: {_named(a)} and {_named(b)}")
         return self._object(a, b)
+
+    def _number(self, a: object, b: object) -> object:
+        """A number of the graph, as the condition chooses between two."""
+        key = id(a), id(b)
+        if self.results is not None:
+            return self.chosen[key]
+        known = [self._symbolic(value, way.part) for value, way in zip((a, b), self.ways)]
+        device = next((tensor.device for tensor in known if tensor is not None), self.pred.device)
+        first, second = (
+            self._constant(value, device) if tensor is None else tensor for value, tensor in zip((a, b), known)
+        )
+        self.numbers[key] = first, second
+        if any(tensor._trace is not self.vm.trace for tensor in (first, second)):
+            if first.device != second.device:
+                raise self.refused("the ways of a branch leave numbers of two devices")
+            self.pairs[id(first), id(second)] = first, second
+        return None
+
+    def _symbolic(self, value: object, part: Part) -> TracedTensor | None:
+        """A number of the graph as a 0-dim tensor; None for others."""
+        if isinstance(value, scalars.TracedFloat):
+            return cast(TracedTensor, value.tensor)
+        if not isinstance(value, _SYMBOLIC):
+            return None
+        read = [node.meta["val"].node.expr.free_vars for node in part.graph.nodes if data.binds(node)]
+        is_own = not value.node.expr.free_vars.isdisjoint(frozenset().union(*read))
+        return cast(TracedTensor, data.as_tensor(part if is_own else self.vm.trace, value))
+
+    def _constant(self, value: object, device: torch.device) -> TracedTensor:
+        trace, dtype = self.vm.trace, _NUMBERS[type(value)]
+        return cast(TracedTensor, trace.wrap(trace.call(aten.full.default, [], value, dtype=dtype, device=device)))
 
     def _tensor(self, a: TracedTensor, b: TracedTensor) -> object:
         first, second = a.meta, b.meta
@@ -376,6 +419,30 @@ class _Merge:
                     other = known.setdefault(id(origin), result.group)
                     if other is not result.group:
                         yield result.group, other
+
+
+def _is_same_number(a: object, b: object) -> bool:
+    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
+        return same_size(a, b)
+    if isinstance(a, _SYMBOLIC) or isinstance(b, _SYMBOLIC):
+        return isinstance(a, torch.SymBool) and isinstance(b, torch.SymBool) and bool(a.node.expr == b.node.expr)
+    return type(a) is type(b) and same_constant(a, b)
+
+
+def _chosen(pred: TracedTensor, first: TracedTensor, second: TracedTensor) -> TracedTensor:
+    with torch.no_grad():
+        condition = pred.detach().reshape(()).bool()
+        number = cast(TracedTensor, torch.where(condition, *[value.to(pred.device) for value in (first, second)]))
+    values = [tensor.node.args[1] for tensor in (first, second) if tensor.node.target is aten.full.default]
+    known = [value for value in values if type(value) is int]
+    if len(known) == 2:
+        number.node.meta["within"] = min(known), max(known)
+    return number
+
+
+def _read(trace: Trace, tensor: TracedTensor) -> object:
+    """The number in a 0-dim tensor."""
+    return scalars.of_tensor(trace, tensor) if tensor.is_floating_point() else data.number(trace, tensor)
 
 
 def _is_special(tensor: TracedTensor) -> bool:

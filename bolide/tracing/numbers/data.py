@@ -136,10 +136,10 @@ _ELEMENTS = {
 
 def _bounds(node: torch.fx.Node, dtype: torch.dtype) -> tuple[Size, Size]:
     """The least and the largest integer that may be among a node's elements."""
-    while node.target in _ELEMENTS and "drawn" not in node.meta:
+    while node.target in _ELEMENTS and "within" not in node.meta:
         node = node.args[0]  # type: ignore[assignment]
-    drawn: tuple[Size, Size] | None = node.meta.get("drawn")
-    return drawn or (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    within: tuple[Size, Size] | None = node.meta.get("within")
+    return within or (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
 
 
 def is_computed(trace: Recorder, value: Symbol) -> bool:
@@ -155,11 +155,14 @@ def as_tensor(trace: Recorder, value: Symbol) -> torch.Tensor:
     expr = value.node.expr
     over = expr if isinstance(expr, Expr) else expr.over if isinstance(expr, Ratio) else expr.expr
     node = trace.call(aten.full.default, [], trace.size_node(over), dtype=torch.int64, device=torch.device("cpu"))
-    tensor: torch.Tensor = trace.wrap(node)
-    with torch.no_grad():
-        if isinstance(expr, Cond):
-            return {"==": torch.eq, "!=": torch.ne, ">=": torch.ge}[expr.op](tensor, 0)
-        return tensor.to(torch.float64) / expr.under if isinstance(expr, Ratio) else tensor
+    if isinstance(expr, Cond):
+        node = trace.call(_COMPARISONS[expr.op], node, 0)
+    elif isinstance(expr, Ratio):
+        node = trace.call(aten.div.Scalar, trace.call(aten._to_copy.default, node, dtype=torch.float64), expr.under)
+    return trace.wrap(node)  # type: ignore[no-any-return]
+
+
+_COMPARISONS = {"==": aten.eq.Scalar, "!=": aten.ne.Scalar, ">=": aten.ge.Scalar}
 
 
 def wrapped(trace: Recorder, index: torch.SymInt, size: Size) -> torch.SymInt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ def with_tensors(trace: Recorder, func: OpOverload, args: tuple[Any, ...], kwarg
         return NotImplemented  # taken apart first
     form = None if "out" in kwargs else _FORMS.get(name.rstrip("_"))
     with trace.recording():
-        stands_for = _alone if _is_given_numbers(func, args) else _tensor
+        device = next((arg.device for arg in args if isinstance(arg, torch.Tensor)), None)
+        stands_for = _alone if _is_given_numbers(func, args) else partial(_tensor, device=device)
         result: Any = NotImplemented
         if form is not None:
             result = form(*map(stands_for, args), **{key: stands_for(value) for key, value in kwargs.items()})
@@ -73,8 +75,12 @@ def _has_scalar(value: Any) -> bool:
     return isinstance(value, torch.SymFloat) and (type(value.node) is ScalarNode or type(value.node.expr) is Ratio)
 
 
-def _tensor(value: Any) -> Any:
-    return of(value).tensor if _has_scalar(value) else value
+def _tensor(value: Any, device: torch.device | None) -> Any:
+    """The tensor of a number, beside tensors of a device: those of the CPU take none of a GPU's."""
+    if not _has_scalar(value):
+        return value
+    number = of(value).tensor
+    return number if device is None or device.type != "cpu" else number.to(device)
 
 
 def _is_given_numbers(func: OpOverload, args: tuple[object, ...]) -> bool:

@@ -118,7 +118,7 @@ def _normal_one_by_one(trace: Recorder, wanted: TensorMeta, mean: float, std: fl
 def _integers(trace: Recorder, wanted: TensorMeta, low: int, high: int) -> Node:
     """Integers from `low` up to below `high`; its bounds are known of a number that is read from them."""
     node = _drawn_integers(trace, wanted, low, high)
-    node.meta["drawn"] = (low, high - 1)
+    node.meta["within"] = (low, high - 1)
     return node
 
 

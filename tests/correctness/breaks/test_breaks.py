@@ -131,11 +131,11 @@ def loop(x: Tensor, n: int = 10) -> Tensor:
 @program(3)
 def branch(x: Tensor) -> Tensor:
     x = x - x.detach().sum() * torch.tensor([1.0, -1.0, 1.0, -1.0])
-    factor = 2
+    factor = "2"
     if x.detach()[0] > 1e9:
-        factor = 3
-    shift = 1 if x.detach()[0] < 1e9 else 2
-    return x * factor - shift
+        factor = "3"
+    shift = "1" if x.detach()[0] < 1e9 else "2"
+    return x * int(factor) - int(shift)
 
 
 @program(2)
