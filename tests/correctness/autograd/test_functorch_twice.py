@@ -345,12 +345,14 @@ def curvature(model, x):
     ],
 )
 def test_other_sizes_are_derived_twice_by_what_is_compiled(make, shape, inside):
-    """Whether a loss derives a compiled model or is compiled itself."""
+    """Whether a loss derives a compiled model or is compiled itself. Batches are no sizes of the model's: what is as
+    large as one behind a break is taken for one, which costs one more version."""
     model, loss = make().double(), random.choice([penalty, curvature])
+    batches = set(range(2, 30)).difference(shape, *(weight.shape for weight in model.parameters()))
     program = bolide.compile(loss if inside else model)
     kinds = []
     with events.subscribed(lambda e: kinds.append(e.kind) if isinstance(e, events.Compiled) else None):
-        for call, size in enumerate(random.sample(range(2, 30), 6)):
+        for call, size in enumerate(random.sample(sorted(batches), 6)):
             x = torch.randn(size, *shape, dtype=torch.double)
             found = [
                 torch.autograd.grad(value, list(model.parameters()), allow_unused=True, materialize_grads=True)
