@@ -431,6 +431,12 @@ class SymNode:
         rounded = round(self.guard_float(), digits)
         return self.wrap_int(rounded) if isinstance(rounded, int) else self.wrap_float(rounded)
 
+    def is_integer(self) -> SymNode:
+        """Whether a float is whole."""
+        if isinstance(self.expr, Ratio):
+            return self._cond((self.expr.over % self.expr.under).eq(0))
+        return self.wrap_bool(self.guard_float().is_integer())
+
     eq, ne, lt, le, gt, ge = map(_comparison, ("eq", "ne", "lt", "le", "gt", "ge"))
 
     def and_(self, other: SymNode) -> SymNode:

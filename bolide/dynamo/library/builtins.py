@@ -197,10 +197,13 @@ def _hash(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 
 @intercept(float.is_integer)
 def _is_integer(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    if len(args) != 1 or kwargs or type(args[0]) is not TracedFloat:
+    if len(args) != 1 or kwargs or type(args[0]) not in (torch.SymFloat, TracedFloat):
         return NATIVE
     vm.trace.where = vm.where()
-    return args[0].is_integer()
+    number = args[0]
+    if type(number) is torch.SymFloat:
+        return torch.SymBool(number.node.is_integer())  # type: ignore[no-untyped-call]
+    return number.is_integer()
 
 
 @intercept(super)

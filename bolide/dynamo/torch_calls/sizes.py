@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import string
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +19,7 @@ from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.native_calls import recorded_as
 from bolide.dynamo.machine.stand_ins import SYMBOLIC
-from bolide.symbolic import Size, product
+from bolide.symbolic import Size, hint_of, product
 from bolide.tracing import TracedFloat, TracedTensor
 from bolide.tracing.meta import number_dtype
 from bolide.tracing.numbers import data, forms
@@ -295,6 +297,42 @@ def _block_diag(vm: Machine, *tensors: torch.Tensor) -> object:
 
     return recorded_as(vm, torch.block_diag, [*tensors], make)
 
+
+@answers(torch.einsum)
+def _einsum(vm: Machine, *args: Any) -> object:
+    """Of more than two operands, some of whose sizes are symbols, where torch asks the package `opt_einsum` in which
+    order to contract them: it is told the sizes of this run, on which nothing but the order depends."""
+    package = torch.backends.opt_einsum
+    equation, operands = _contraction([*args])
+    if len(operands) < 3 or not equation or any(type(x) is not TracedTensor for x in operands):
+        return NATIVE
+    sizes = [size for x in operands for size in x.shape if type(size) is torch.SymInt]
+    if not sizes or not package.is_available() or not package.enabled:  # type: ignore[no-untyped-call]
+        return NATIVE
+    path = None  # from left to right, where sizes are data
+    if all(size.node.has_hint() for size in sizes):
+        shapes = [tuple(map(hint_of, x.shape)) for x in operands]
+        find = package.get_opt_einsum().contract_path
+        path = [*itertools.chain(*find(equation, *shapes, shapes=True, optimize=package.strategy)[0])]
+    contract = functools.partial(torch._VF.einsum, equation, operands, path=path)  # type: ignore[attr-defined]
+    return recorded_as(vm, torch.einsum, [*args], contract)
+
+
+def _contraction(args: Args) -> tuple[str, list[Any]]:
+    """The equation of a call of `torch.einsum`, and its operands; an empty text for arguments that are none."""
+    if not args or isinstance(args[0], str):
+        equation, *operands = args or ("",)
+        of_list = len(operands) == 1 and isinstance(operands[0], (list, tuple))
+        return equation, [*operands[0]] if of_list else operands
+    parts = (args[1::2], args[-1:]) if len(args) % 2 else (args[1::2],)  # lists of numbers in the place of letters
+    try:
+        equation = "->".join(",".join("".join(map(_LETTERS.__getitem__, term)) for term in part) for part in parts)
+    except (KeyError, TypeError):
+        return "", []
+    return equation, [*args[: len(args) // 2 * 2 : 2]]
+
+
+_LETTERS: dict[object, str] = {...: "...", **dict(enumerate(string.ascii_uppercase + string.ascii_lowercase))}
 
 answers(torch.Size.numel)(lambda vm, size: product(size))
 

@@ -3,6 +3,7 @@ in their place, and where those are too many, called for real in between."""
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from collections import Counter
@@ -16,7 +17,7 @@ from torch import Tensor
 import bolide
 from bolide.support import events
 from bolide.support.errors import BolideWarning
-from tests.ordinary_tools import difference, picture, tensors
+from tests.ordinary_tools import check_whole, difference, picture, tensors
 
 aten = torch.ops.aten
 
@@ -159,3 +160,64 @@ def test_sizes_and_slices_that_are_given_are_symbols_as_other_numbers_are(name: 
     installed = Counter(event.name for event in told if type(event) is events.Installed)
     assert max(installed.values()) <= (3 if name == "kinds of bounds" else 2), installed
     assert not [event for event in told if type(event) is events.Fallback]
+
+
+class Contractions:
+    """In the place of the package `opt_einsum`: an order of contractions that follows from the sizes."""
+
+    @staticmethod
+    def contract_path(equation: str, *operands: Any, shapes: bool = False, optimize: str = "auto") -> Any:
+        sizes = [tuple(operand) if shapes else operand.shape for operand in operands]
+        order = sorted(range(len(sizes)), key=lambda place: math.prod(sizes[place]))
+        first = sorted(order[:2])
+        return [tuple(first), *[(0, 1)] * (len(sizes) - 2)], f"{equation} {optimize}"
+
+
+EINSUMS: dict[str, Callable[..., Tensor]] = {
+    "ellipses": lambda x, y, w: torch.einsum("...de,...nd,...n->...ne", x.mT @ y, y, x[..., 0]),
+    "a list": lambda x, y, w: torch.einsum("bni,ij,bnj", [x, w, y]),
+    "numbers": lambda x, y, w: torch.einsum(x, [..., 0, 1], w, [1, 27], w, [27, 3], y, [..., 0, 3], [0, ...]),
+    "numbers alone": lambda x, y, w: torch.einsum(x, [30, 0, 1], w, [1, 2], y, [30, 0, 2]),
+    "sizes of data": lambda x, y, w: torch.einsum("ni,ij,nj->n", x[x[..., 0] > 0], w, y[x[..., 0] > 0]),
+}
+
+
+@pytest.mark.parametrize("name", EINSUMS)
+def test_an_order_of_contractions_that_sizes_choose_fixes_no_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = torch.backends.opt_einsum
+    monkeypatch.setattr(package.m, "is_available", lambda: True)
+    monkeypatch.setattr(package.m, "_opt_einsum", Contractions)
+    with package.flags(enabled=True):  # type: ignore[no-untyped-call]
+
+        def run(compile: Callable[[Any], Any]) -> Any:
+            compiled, seen = compile(EINSUMS[name]), []
+            for n in (3, 5, 4, 7, 6, 3):
+                x, y, w = given = [torch.randn(2, n, 4), torch.randn(2, n, 4), torch.randn(4, 4)]
+                out = compiled(*[each.requires_grad_() for each in given])
+                out.pow(2).sum().backward()
+                seen.append((out, [each.grad for each in (x, y, w)]))
+            return seen
+
+        check_whole(run)
+
+
+def padded(x: Tensor, n: int) -> Any:
+    parts = n / 4
+    if parts.is_integer():
+        return x * 2, parts
+    missing = 4 - n % 4
+    return torch.nn.functional.pad(x, (0, missing)).view(x.shape[0], -1, 4), (n / 3).is_integer(), float(n).is_integer()
+
+
+@pytest.mark.parametrize("of_shape", [True, False])
+def test_whether_a_quotient_of_a_size_is_whole_is_asked_of_the_remainder(of_shape: bool) -> None:
+    def run(compile: Callable[[Any], Any]) -> Any:
+        compiled, seen = compile(lambda x, n: padded(x, x.shape[1] if of_shape else n)), []
+        for n in (5, 7, 9, 8, 10, 12, 15, 11, 16, 17):
+            x = torch.randn(2, n, requires_grad=True)
+            out = compiled(x, n)
+            out[0].pow(2).sum().backward()
+            seen.append((out, x.grad))
+        return seen
+
+    check_whole(run, versions=5)
