@@ -143,6 +143,8 @@ def default_store(vm: Machine, owner: object, cls: type, name: str, value: objec
         else:
             raise vm.unsupported(f"an attribute of a {cls.__name__} object is assigned", "attribute_write")
         return None
+    if name == "__dict__" and type(attribute) in SLOT_TYPES and type(value) is Outside:
+        raise vm.unsupported("an object is given a dict from outside as its own", "attribute_write")
     if is_mask(type(owner)) and type(attribute) in SLOT_TYPES:
         return Call(attribute.__set__, [owner, value])
     _put(vm, owner, name, value)

@@ -14,6 +14,7 @@ import torch
 
 import bolide
 from tests.object_tools import describe
+from tests.ordinary_tools import check_whole
 
 
 def check(make: Callable[[], tuple[Callable[..., Any], Any]], calls: int = 3) -> Any:
@@ -255,3 +256,44 @@ def test_weak_references_let_go_of_what_the_program_replaces() -> None:
         return program, None
 
     check(make)
+
+
+class Shared:
+    """Instances that have one dict of attributes among them."""
+
+    state: dict[str, Any] = {}
+
+    def __init__(self, state: dict[str, Any] | None = None) -> None:
+        self.__dict__ = self.state if state is None else state
+        if "count" not in self.__dict__:
+            self.count = 3
+
+
+def of_class(x: torch.Tensor, state: dict[str, Any]) -> Any:
+    first, second = Shared(), Shared()
+    first.count += x.shape[0]
+    second.last = x * second.count
+    return first.last.sum(), Shared.state["count"], first.__dict__ is second.__dict__, second
+
+
+def of_argument(x: torch.Tensor, state: dict[str, Any]) -> Any:
+    y = x.sin() * 2
+    shared = Shared(state)
+    shared.weights = y
+    return (state["weights"] * shared.count).cos(), sorted(state), shared
+
+
+@pytest.mark.parametrize("program", [of_class, of_argument])
+def test_an_object_whose_attributes_are_a_dict_from_outside_breaks_at_that_line(program: Callable[..., Any]) -> None:
+    def run(compile: Callable[[Any], Any]) -> Any:
+        Shared.state = {}
+        compiled, state, seen = compile(program), {"z": 1}, []
+        for n in (3, 5, 4, 7):
+            x = torch.randn(n, 4, requires_grad=True)
+            out, *others, shared = compiled(x, state)
+            out.sum().backward()
+            assert vars(shared) is (Shared.state if program is of_class else state)
+            seen.append((out, others, vars(shared), x.grad))
+        return seen
+
+    check_whole(run, versions=2, breaks=5)
