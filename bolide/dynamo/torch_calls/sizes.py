@@ -74,19 +74,25 @@ _MAKERS = ("linspace", "logspace", "tril_indices", "triu_indices", *(f"{name}_wi
 def _of_sizes(function: object, overloads: object, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """Calls with symbols are nodes with sizes in place of integers, and, where there is an overload for them, with
     tensors in place of floats. (The parser of torch's arguments would ask for their values.)"""
-    given = [*args, *kwargs.values()]
-    if not any(type(value) in SYMBOLIC for value in given) or kwargs.get("out") is not None:
+    given, out = [*args, *kwargs.values()], kwargs.get("out")
+    if not any(type(value) in SYMBOLIC for value in given):
         return NATIVE
     vm.trace.where = vm.where()
     overload = _overload(overloads, args, kwargs)
     if overload is None or kwargs.get("requires_grad"):
         return NATIVE
     op, operands = overload
+    options = {"dtype": kwargs.get("dtype"), "device": kwargs.get("device")}
+    if out is not None:
+        fits = type(out) is TracedTensor and not out.requires_grad and out.shape == tuple(operands[2:3])
+        if not fits or any(options.values()):
+            return NATIVE
+        options = {"dtype": out.dtype, "device": out.device}
 
     def make() -> object:
         tensors = [v.node.in_graph().tensor if isinstance(v, torch.SymFloat) else v for v in operands]
-        options = {"dtype": kwargs.get("dtype"), "device": kwargs.get("device")}
-        return vm.trace.wrap(vm.trace.call(op, *map(vm.trace.unwrap, tensors), **options))
+        made = vm.trace.wrap(vm.trace.call(op, *map(vm.trace.unwrap, tensors), **options))
+        return made if out is None else out.copy_(made)
 
     return recorded_as(vm, function, args, make, **kwargs)
 

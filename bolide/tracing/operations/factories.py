@@ -178,12 +178,12 @@ def _resize_(
 ) -> TracedTensor:
     """Fewer elements look at the start of the storage; an empty tensor gets new memory. Other growth keeps what lies
     behind the tensor in memory, which nothing is known of."""
-    refuse_of_input(trace, func, tensor)
-    wanted, present = math.prod(size), tensor.numel()
     if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
         raise Unsupported("resize_ with a memory format", trace.where, kind="tensor_write")
     if tuple(size) == tuple(tensor.shape):
         return tensor
+    refuse_of_input(trace, func, tensor)
+    wanted, present = math.prod(size), tensor.numel()
     if wanted <= present:
         view = tensor, size, contiguous_strides(tuple(size))
         tensor.become(trace.dispatch(aten.as_strided.default, view, {}))

@@ -182,11 +182,15 @@ def view_of(trace: Recorder, tensor: Any, func: OpOverload, /, *args: Any, **kwa
 
 class _Form(NamedTuple):
     """What computes the same as an operation without writing: the arguments written, by place or name, in the order of
-    its results, and the keyword arguments that it lacks."""
+    its results, and the keyword arguments that it lacks. `makes`: it makes a tensor, of the type that it is told."""
 
     functional: OpOverload
     written: list[int | str]
     dropped: set[str]
+    makes: bool
+
+
+_MADE_SO = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 
 @functools.cache
@@ -200,9 +204,12 @@ def _functional_form(func: OpOverload) -> _Form | None:
     for overload in packet.overloads() if packet is not None else ():
         candidate = getattr(packet, overload)
         arguments = [(arg.name, str(arg.type)) for arg in candidate._schema.arguments]
+        names = {name for name, _ in arguments}
+        makes = len(out) == 1 and names >= _MADE_SO and _MADE_SO.isdisjoint([name for name, _ in wanted])
+        arguments = [arg for arg in arguments if not makes or arg[0] not in _MADE_SO]
         if not candidate._schema.is_mutable and arguments == wanted:
             slots = [arg.name if arg.kwarg_only else schema.arguments.index(arg) for arg in written]
-            return _Form(candidate, slots, out)
+            return _Form(candidate, slots, out, makes)
     return None
 
 
@@ -220,7 +227,12 @@ def _mutation(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs: Any) -
     options = {key: unwrap(arg) for key, arg in kwargs.items() if key not in dropped}
     if not dropped:
         refuse_overlaps(trace.where, func, args, kwargs, targets)
-    results = trace.call(form.functional, *nodes, **options)
+    if form.makes:
+        kind = {"dtype": targets[0].dtype, "device": targets[0].device}
+        given = {key: arg for key, arg in kwargs.items() if key not in dropped}
+        results = trace.unwrap(trace.dispatch(form.functional, args, given | kind))
+    else:
+        results = trace.call(form.functional, *nodes, **options)
     results = results if isinstance(results, list) else [results]
     if dropped:
         refuse_types(trace.where, func, args, kwargs, dropped, results)

@@ -45,6 +45,7 @@ def install() -> None:
             aten.linear.default: _of_primitives(linear),
             aten.matmul.default: _of_primitives(matmul),
             aten.max_pool1d.default: max_pool1d,
+            aten.randn.out: _normal_into,
             aten.reshape.default: _of_primitives(reshape),
             aten.scaled_dot_product_attention.default: attention,
             aten.take_along_dim.default: take_along_dim,
@@ -103,7 +104,8 @@ def _of_traced(
     ours: Callable[..., object], op: OpOverload, theirs: Callable[..., object] | None
 ) -> Callable[..., object]:
     def kernel(*args: object, **kwargs: object) -> object:
-        if any(arg.__class__ is TracedTensor for arg in (args[0] if isinstance(args[0], list) else args)):
+        given = (*(args[0] if isinstance(args[0], list) else args), kwargs.get("out"))
+        if any(arg.__class__ is TracedTensor for arg in given):
             return ours(*args, **kwargs)
         if theirs is not None:
             return theirs(*args, **kwargs)
@@ -121,6 +123,11 @@ def _into(op: OpOverload, theirs: Callable[..., object] | None) -> Callable[...,
         return op._op_dk(_COMPOSITE, x, *args, out=out) if theirs is None else theirs(x, *args, out=out)
 
     return kernel
+
+
+def _normal_into(size: list[Size], *, out: Tensor) -> Tensor:
+    """`torch.randn` into a given tensor: ATen's kernel takes no symbols."""
+    return out.resize_(size).normal_()  # type: ignore[arg-type]
 
 
 def _of_primitives(kernel: Callable[..., object]) -> Callable[..., object]:
