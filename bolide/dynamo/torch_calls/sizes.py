@@ -133,7 +133,7 @@ def _of_floats(function: object, formula: forms.Formula, vm: Machine, args: Args
     """Calls with floats of the graph are computed by formulas. (The parser of torch's arguments would ask for their
     values.)"""
     given = (*args, *kwargs.values())
-    if not any(type(value) is TracedFloat for value in given) or vm.recorder is not None:
+    if not any(type(value) is TracedFloat for value in given):
         return NATIVE
     draws, safe = function in forms.DRAWING, function in forms.SAFE
     if draws and vm.trace.draws_as_eager:
@@ -141,12 +141,16 @@ def _of_floats(function: object, formula: forms.Formula, vm: Machine, args: Args
     if not (draws or safe) and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
         return NATIVE
     vm.trace.where = vm.where()
-    try:
-        result = formula(*args, **kwargs)
-    except TypeError as error:
-        if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-            raise
-        return NATIVE  # arguments that do not fit
+
+    def compute() -> object:
+        try:
+            return formula(*args, **kwargs)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise
+            return NotImplemented  # arguments that do not fit
+
+    result = compute() if vm.recorder is None else vm.recorder.as_one(function, args, compute, **kwargs)
     return NATIVE if result is NotImplemented else result
 
 

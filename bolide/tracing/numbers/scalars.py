@@ -219,8 +219,9 @@ def of_size(trace: Recorder, expr: Expr, hint: int) -> TracedFloat:
     node = trace.call(aten.full.default, [], trace.size_node(expr), dtype=torch.float64, device=torch.device("cpu"))
     formula = None if trace.assume is None or trace.shapes.is_data(expr) else f"({expr.text()})"
     pin = functools.partial(trace.shapes.specialise, expr, hint)
+    known = None if not expr.free_vars.isdisjoint(trace.shapes.facts.names - trace.shapes.unbacked) else float(hint)
     with torch._C._DisableFuncTorch():  # a transform would wrap what it computes
-        number = of_tensor(trace, trace.wrap(node), float(hint), (pin,), formula, (float, (expr,)))
+        number = of_tensor(trace, trace.wrap(node), known, (pin,), formula, (float, (expr,)))
     number.within = float(expr.least()), 2.0**63
     return number
 
@@ -263,6 +264,7 @@ def _constant(trace: Recorder, value: float) -> TracedFloat:
     return TracedFloat(trace, tensor, value, formula=_formula("{}", (value,)))
 
 
+_DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
 #: what Python computes of all floats without raising
 _TOTAL = (operator.add, operator.sub, operator.mul, torch.neg, torch.abs)
 
@@ -277,7 +279,9 @@ def compute(
     if traced[0].trace.derivation.running and known is operator.truediv:
         known = _quotient
     hint, domain = None, DOMAINS.get(known)
+    divisor = operands[1] if function in _DIVISIONS else None
     total = function in _TOTAL or (domain is not None and _always(domain, operands))
+    total |= divisor is not None and (known is _quotient or not _may_be_zero(divisor))
     if known is not None and all(operand.hint is not None for operand in traced):
         if domain is not None and not total and all(operand.formula is not None for operand in traced):
             total = domain(*operands)
@@ -288,14 +292,23 @@ def compute(
     origin = None if known is None else (known, operands)
     formula = _formula(form, operands) if form else None
     with torch._C._DisableAutocast(), torch._C._DisableFuncTorch():
-        value: Any = function(*map(_tensor, operands))
         trace = traced[0].trace
+        first, *others = map(_tensor, operands)
+        if divisor is traced[0]:  # torch multiplies a number by the reciprocal
+            first = _tensor(_constant(trace, float(first)))
+        value: Any = function(first, *others)
         unsure = hint is None or domain is not None
-        if unsure and not total and trace.captures_numbers is not False:
-            data.check_tensor(trace, value.isfinite())  # else Python may raise: eager does
+        if unsure and not total and trace.captures_numbers is not False:  # else Python may raise: eager does
+            data.check_tensor(trace, value.isfinite() if divisor is None else _tensor(divisor) != 0)
         result = TracedFloat(trace, value, hint, pins, formula, origin)
         result.within = _bounds(function, known, operands)
         return result
+
+
+def _may_be_zero(divisor: Any) -> bool:
+    """Whether a number may be zero that is data; of others, who divides by them asks (`_arithmetic`)."""
+    is_data = isinstance(divisor, TracedFloat) and divisor.hint is None
+    return is_data and (divisor.within is None or divisor.within[0] <= 0 <= divisor.within[1])
 
 
 def _quotient(a: float, b: float) -> float:
@@ -457,9 +470,10 @@ def _arithmetic(name: str, sign: str, function: Callable[..., Any]) -> None:
     form = f"({{}} {sign} {{}})"
 
     def operate(left: Any, right: Any) -> Any:
-        divides = sign in ("/", "//", "%") and isinstance(right, TracedFloat) and right.hint is not None
-        if divides and not (sign == "/" and right.trace.derivation.running):  # see `_quotient`
-            bool(right)  # Python raises where it is zero: `known` does now, and a guard sees to it that it stays so
+        derives = sign == "/" and (right if isinstance(right, TracedFloat) else left).trace.derivation.running
+        known = not isinstance(right, TracedFloat) or right.hint is not None
+        if function in _DIVISIONS and known and not derives and not right:  # a guard sees to it that it stays so
+            function(1.0, float(right))  # raises
         return compute(function, left, right, known=function, form=form)
 
     def forward(self: TracedFloat, other: Any) -> Any:

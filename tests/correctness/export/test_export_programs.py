@@ -501,3 +501,32 @@ def test_programs_for_one_value_of_a_dynamic_integer_are_refused() -> None:
     agree(exported(once, torch.ones(2), 4, dynamic_shapes=(None, Dim.AUTO))(torch.ones(2), 4), torch.full((2,), 2.0))
     with pytest.raises(TypeError, match="where a dict or a sequence"):
         exported(once, torch.ones(2), 4.0, dynamic_shapes=(None, Dim.DYNAMIC))
+
+
+@LEVELS
+@pytest.mark.parametrize("make", [nn.BatchNorm1d, nn.BatchNorm2d])
+def test_numbers_may_be_divided_by_what_a_module_has_counted(make: Any, aten: bool) -> None:
+    """As a norm without a momentum does, which gives `batch_norm` a float of the graph."""
+    eager, mod = make(3, momentum=None).double(), make(3, momentum=None).double()
+    trailing = (4,) if make is nn.BatchNorm2d else ()
+    gm = exported(mod, torch.randn(4, 3, *trailing, *trailing).double(), aten_graph=aten)
+    for size in (5, 4, 7):
+        x = torch.randn(size, 3, *trailing, *trailing).double().requires_grad_()
+        wanted, found = eager(x), gm(x)
+        agree(found, wanted)
+        agree(mod.state_dict(), eager.state_dict())
+        agree(*[torch.autograd.grad(out.square().sum(), x)[0] for out in (wanted, found)])
+
+
+@LEVELS
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+def test_a_division_by_data_that_are_zero_is_an_error(dtype: torch.dtype, aten: bool) -> None:
+    def shares(x: Tensor, n: Tensor) -> Any:
+        return x * (3.0 / float(n)), x * (n.item() / 7.0), x * (2.5 % n.item()), x * (x.sum().item() // float(n))
+
+    x = torch.randn(3, dtype=torch.float64)
+    gm = exported(shares, x, torch.tensor(2, dtype=dtype), aten_graph=aten)
+    for value in (5, -3, 49):
+        agree(gm(x, torch.tensor(value, dtype=dtype)), shares(x, torch.tensor(value, dtype=dtype)))
+    with pytest.raises((RuntimeError, ZeroDivisionError)):
+        gm(x, torch.zeros((), dtype=dtype))

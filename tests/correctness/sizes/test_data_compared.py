@@ -204,3 +204,36 @@ def test_shapes_that_are_data_are_compared() -> None:
             else:
                 torch.testing.assert_close(compiled(x, rows, columns, other), joined(x, rows, columns, other))
     assert not [event for event in told if isinstance(event, events.Break)]
+
+
+QUOTIENTS: dict[str, Callable[[Any, Any], Any]] = {
+    "number_by_data": lambda a, b: 3.7 / b,
+    "data_by_number": lambda a, b: a / 7.3,
+    "data_by_data": lambda a, b: a / b,
+    "of_an_integer": lambda a, b: 3.7 / float(int(b) + 40) + a / int(b + 40),
+    "rest": lambda a, b: (a % b, 3.7 % b),
+    "whole": lambda a, b: (a // b, 3.7 // b),
+    "by_zero": lambda a, b: a / (a - a),
+    "by_no_data": lambda a, b: a / 0,
+}
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_quotients_of_floats_that_are_data_have_every_bit_of_pythons(name: str) -> None:
+    """Numbers of all sizes, infinities and zeros among them."""
+
+    def program(x: Tensor, *numbers: Tensor) -> Any:
+        try:
+            found = QUOTIENTS[name](numbers[0].item(), numbers[1].item())
+        except ArithmeticError as error:
+            return x, str(error)
+        return x, *[x * each for each in (found if type(found) is tuple else (found,))]
+
+    compiled, x = bolide.compile(program), torch.ones(2, dtype=torch.float64)
+    values = [random.gauss(0, 30) for _ in range(20)] + [random.gauss(0, 1) * 1e200, 0.0, float("inf"), -1e-310]
+    for first, second in zip(values, random.sample(values, len(values)), strict=True):
+        numbers = [torch.tensor(value, dtype=torch.float64) for value in (first, second)]
+        wanted, found = [
+            [each if type(each) is str else each.tolist() for each in call(x, *numbers)] for call in (program, compiled)
+        ]
+        assert str(found) == str(wanted), (first, second)
