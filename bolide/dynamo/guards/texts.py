@@ -86,7 +86,8 @@ def refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
     return _refusal(tensor) or _without_history(tensor)
 
 
-_OF_NESTED = "compile what is done with its values() or with a padded tensor"
+OF_NESTED = "compile what is done with its values() or with a padded tensor"
+"""What to do where a program is given a nested tensor, or makes one."""
 
 
 def _refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
@@ -94,10 +95,10 @@ def _refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
     cls = type(tensor)
     if cls not in TENSOR_TYPES and not is_plain_subclass(cls):
         if cls.__module__.startswith("torch.nested."):
-            return "an argument is a nested tensor (jagged)", _OF_NESTED
+            return "an argument is a nested tensor (jagged)", OF_NESTED
         return f"an argument is a {cls.__name__}, a subclass of Tensor", "call it outside the compiled function"
     if tensor.is_nested:
-        return "an argument is a nested tensor", _OF_NESTED
+        return "an argument is a nested tensor", OF_NESTED
     if tensor.layout is not torch.strided:
         kind = str(tensor.layout).removeprefix("torch.")
         return f"an argument is a {kind} tensor", "convert it to a dense tensor first"

@@ -8,10 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nested
 from torch.nn import functional
 from torch.nn.utils import stateless
 from torch.optim import adagrad, adam, optimizer, sgd
 
+from bolide.dynamo.guards.texts import OF_NESTED
 from bolide.dynamo.library.handlers import Args, Kwargs, answers, by_polyfill, intercept_table
 from bolide.dynamo.machine.breaking import can_require, require
 from bolide.dynamo.machine.calls import LATE, NATIVE, SWITCHED, intercept
@@ -157,6 +159,12 @@ by_polyfill({_FORWARD: "encode", stateless._untie_named_tensors_map: "untie"})
 def _encode_plainly(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     vm.enter(_FORWARD, args, kwargs)  # type: ignore[arg-type]
     return SWITCHED
+
+
+@intercept(nested.nested_tensor, nested.as_nested_tensor, nested.nested_tensor_from_jagged)
+@intercept(nested.narrow, nested.masked_select)
+def _nested(vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    raise vm.unsupported("a nested tensor is made, and nested tensors are not compiled", "layout", OF_NESTED)
 
 
 # ---- attention with functions of the program's own -------------------------------------------------------------------

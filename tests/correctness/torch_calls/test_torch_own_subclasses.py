@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 
 import bolide
+from bolide.support import events
 
-pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors", "ignore:.*is_fx_tracing")
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of", "ignore:.*is_fx_tracing")
 
 
 class Own(TwoTensor):
@@ -95,6 +97,35 @@ def test_wrappers_of_torchs_are_inputs_with_gradients() -> None:
             out.sum().backward()
             found.append((out.detach(), w.grad))
         _agree(*found)
+
+
+NESTED: dict[str, Callable[..., Any]] = {
+    "jagged": lambda x, y: torch.nested.nested_tensor([x, y], layout=torch.jagged).values().sin(),
+    "strided": lambda x, y: torch.nested.nested_tensor([x, y]).to_padded_tensor(0.5) * 2,
+    "of_what_is_there": lambda x, y: torch.nested.as_nested_tensor([x, y], layout=torch.jagged).values() + x.sum(),
+    "by_offsets": lambda x, y: (
+        torch.nested.nested_tensor_from_jagged(torch.cat([x, y]), torch.tensor([0, len(x), len(x) + len(y)])) * 2
+    ).values(),
+    "masked": lambda x, y: torch.nested.masked_select(x, x > 0).values() + 1,
+    "narrowed": lambda x, y: torch.nested.narrow(x, 1, 0, x.new_ones(len(x)).long(), torch.jagged).sum(),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_what_makes_nested_tensors_breaks_and_says_so(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing of torch's is run for the capture, so torch logs nothing."""
+    fn, sizes = NESTED[name], [random.randint(2, 6) for _ in range(2)]
+    given = [torch.randn(size, 3) for size in sizes]
+    with pytest.raises(bolide.Unsupported, match="nested tensors are not compiled") as caught:
+        bolide.compile(fn, fullgraph=True)(*given)
+    assert "values()" in str(caught.value) and not caplog.records
+    met: list[Any] = []
+    with events.subscribed(lambda event: met.append(event) if isinstance(event, events.Break) else None):
+        compiled = bolide.compile(fn)
+        for _ in range(3):
+            _agree(compiled(*given), fn(*given))
+            given = [torch.randn(random.randint(2, 6), 3) for _ in range(2)]
+    assert "nested tensors are not compiled" in met[0].reason
 
 
 @pytest.mark.parametrize("place", range(len(BROKEN)))
