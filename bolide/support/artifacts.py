@@ -30,9 +30,10 @@ from bolide.support.caches import on_reset
 from bolide.support.errors import BolideError
 from bolide.support.locks import compiling
 
-KINDS = ("objects", "images", "modules", "kernels", "plans", "choices", "libraries", "functions", "sources")
+KINDS = ("objects", "images", "modules", "kernels", "plans", "choices", "libraries", "functions", "sources", "newest")
 """Machine code of modules, and of those for GPUs; where that of bolide's own is; where a kernel's is; plans of graphs;
-schedules that were fastest; times of libraries; entries of compiled functions; digests of our sources."""
+schedules that were fastest; times of libraries; entries of compiled functions; digests of our sources; which entries of
+a kind and label were kept last."""
 
 _MARK = b"bolide\0\1"
 _HEAD = len(_MARK) + 32
@@ -41,7 +42,7 @@ _LENGTH = struct.Struct("<I")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIMIT = 64 << 20  # bytes that are kept in memory; the oldest go first
 _FORMAT = b"bolide 3"
-_LOOKED_AT = 500  # entries that are compared to tell why there is none
+_LOOKED_AT = 16  # entries, in memory and on disk each, that are compared to tell why there is none
 
 Place = tuple[str, str]  # kind and digest
 
@@ -222,32 +223,50 @@ def keep(key: Key, payload: bytes) -> None:
     _add([((key.kind, key.digest), data)])
     if is_on():
         _disk().write(key.kind, key.digest, data)
+        _note(key)
 
 
 def why(key: Key) -> str:
-    """Why nothing is kept under a key: in what the most similar one differs."""
+    """Why nothing is kept under a key: in what the most similar of those differs that were kept last."""
     if not is_on():
         return "no cache is used"
+    here = reversed(in_memory(key.kind)[-_LOOKED_AT:])
+    there = [(key.kind, digest) for digest in _newest(_index(key))]
     found: list[tuple[bool, int, int, list[str]]] = []
-    places: Iterable[Place] = dict.fromkeys((*reversed(in_memory(key.kind)), *_latest().get(key.kind, ())))
-    for age, place in enumerate(places):
-        data = raw(place)
-        entry = None if data is None else unpack(*place, data)
-        if entry is not None:
-            told = difference(key, entry.key)
-            found.append((entry.key.label != key.label, len(told), age, told))
+    for age, place in enumerate(dict.fromkeys((*here, *there))):
+        other = _key_at(place)
+        if other is not None and other.digest != key.digest:
+            told = difference(key, other)
+            found.append((other.label != key.label, len(told), age, told))
     return ", ".join(min(found)[3]) if found else "the first of its kind"
 
 
-@functools.cache
-def _latest() -> dict[str, list[Place]]:
-    """The entries on disk that were used last, by kind, as they are when somebody asks first: to look through the
-    folder takes the longer, the more is in it."""
-    by_kind: dict[str, list[tuple[float, str]]] = {}
-    for kind, digest, _, last in _disk().files():
-        by_kind.setdefault(kind, []).append((last, digest))
-    latest = {kind: sorted(some, reverse=True)[:_LOOKED_AT] for kind, some in by_kind.items()}
-    return {kind: [(kind, digest) for _, digest in some] for kind, some in latest.items()}
+@functools.lru_cache(maxsize=1024)
+def _key_at(place: Place) -> Key | None:
+    data = raw(place)
+    entry = None if data is None else unpack(*place, data)
+    return None if entry is None else entry.key
+
+
+def _index(key: Key) -> Key:
+    """Where it is noted which entries of a key's kind and label were kept last."""
+    return Key("newest", {"kind": key.kind, "label": key.label}, key.label)
+
+
+def _newest(index: Key) -> list[str]:
+    """The digests of the entries that were kept last, the last one first."""
+    data = _disk().read(index.kind, index.digest)
+    entry = None if data is None else unpack(index.kind, index.digest, data)
+    newest: list[str] = [] if entry is None else json.loads(entry.payload)
+    return newest
+
+
+def _note(key: Key) -> None:
+    """Note that an entry is kept. Of what two processes note at once one is lost: nothing but reasons depends on it."""
+    if key.kind != "newest":
+        index = _index(key)
+        newest = dict.fromkeys((key.digest, *_newest(index)))
+        _disk().write(index.kind, index.digest, pack(index, json.dumps([*newest][:_LOOKED_AT]).encode()))
 
 
 def _disk() -> ModuleType:
@@ -289,11 +308,9 @@ def load_cache_artifacts(serialized_artifacts: bytes) -> CacheInfo:
 
     Raises BolideError for other bytes.
     """
-    known = {place: pack(*entry) for place, entry in unpacked(serialized_artifacts).items()}
-    _add(known.items())
-    for (kind, digest), data in known.items():
-        if is_on():
-            _disk().write(kind, digest, data)
+    known = unpacked(serialized_artifacts)
+    for entry in known.values():
+        keep(*entry)
     return _info(known)
 
 
@@ -328,4 +345,4 @@ def reset() -> None:
     """Forget what is in memory."""
     with compiling:
         _known.clear()
-    _latest.cache_clear()
+    _key_at.cache_clear()

@@ -20,7 +20,8 @@ from pathlib import Path
 from bolide.support.log import logger
 
 SHARDS = 64
-_SWEEP = 8  # one write of so many looks whether its shard is full
+_SWEEP = 8  # one new entry of so many looks whether its shard is full
+_LEAST = 1 << 12  # bytes that an entry counts as, so that there is a limit to how many there are
 _HOUR = 3600.0
 _SIZE = 1 << 30
 _VERSION = "v1"
@@ -110,13 +111,14 @@ def write(kind: str, digest: str, data: bytes) -> bool:
     if base is None or len(data) > limit() // SHARDS:
         return False
     path = _place(base, kind, digest)
+    is_new = not path.exists()
     try:
         try:
             _write(path, data)
         except FileNotFoundError:
             os.makedirs(path.parent, 0o700, exist_ok=True)
             _write(path, data)
-        if int(digest[2:4], 16) % _SWEEP == 0:
+        if is_new and int(digest[2:4], 16) % _SWEEP == 0:
             sweep(path.parent, limit() // SHARDS)
         return True
     except OSError as error:
@@ -159,7 +161,7 @@ def sweep(shard: Path, most: int) -> None:
             if found.name.startswith(".") and time.time() - status.st_mtime > _HOUR:
                 os.unlink(found.path)
                 continue
-            size = max(status.st_size, 1 << 12)
+            size = max(status.st_size, _LEAST)
             files.append((status.st_mtime, size, found.path))
             total += size
     if total <= most:

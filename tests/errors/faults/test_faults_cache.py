@@ -99,13 +99,37 @@ def test_a_plan_is_found_again_and_a_miss_has_a_reason() -> None:
     assert {lookup.reason for lookup in other} == {"options.fusion True → False"}
 
 
-def test_reasons_look_through_the_folder_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked, files = [], disk.files
-    monkeypatch.setattr(disk, "files", lambda: looked.append(1) or files())
-    with bolide.inductor.config.patch(fusion=False):
-        check()
-    assert sum(not lookup.hit for lookup in check()) > 1
-    assert len(looked) == 2  # once for each process, as `check` plays them
+def test_reasons_cost_the_same_whatever_the_folder_holds(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Few files are read, once, and no folder is looked through; the entries of the same name are compared first."""
+    for number in range(random.randint(60, 90)):
+        artifacts.keep(Key("plans", {"graph": str(number), "text": "x" * 50}, f"graph {number % 2}"), b"plan")
+    bolide.reset()
+    read: list[str] = []
+    monkeypatch.setattr(disk, "read", lambda kind, digest, own=disk.read: (read.append(kind), own(kind, digest))[1])
+    monkeypatch.setattr(os, "scandir", None)
+    wanted = Key("plans", {"graph": str(number + 1), "text": "x" * 50}, f"graph {number % 2}")
+    assert artifacts.why(wanted) == f"graph {number} → {number + 1}"
+    assert len(read) <= 20
+    for _ in range(9):
+        artifacts.why(wanted)
+    assert len(read) <= 30
+    artifacts.keep(wanted, b"plan")
+    again = Key("plans", {"graph": "other", "text": "y" * 50}, wanted.label)
+    assert artifacts.why(again) == f"graph {number + 1} → other, text"
+    assert artifacts.why(Key("choices", {}, "")) == "the first of its kind"
+
+
+def test_the_number_of_entries_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a few bytes count as a block of a file system; what takes another one's place sweeps nothing."""
+    monkeypatch.setenv("BOLIDE_CACHE_SIZE", str(disk.SHARDS * 40_000))
+    for number in range(200):
+        disk.write("plans", f"{0:02x}{number % 256:02x}{number:060x}", b"x")
+    assert len(list(disk.files())) <= 10 + 8
+    swept: list[Path] = []
+    monkeypatch.setattr(disk, "sweep", lambda shard, most: swept.append(shard))
+    for _ in range(3):
+        disk.write("plans", "0" * 64, b"x")
+    assert len(swept) == 1
 
 
 W = torch.randn(24, 24)
