@@ -307,6 +307,8 @@ class _Merge:
         key = id(a), id(b)
         if self.results is not None:
             return self.chosen[key]
+        if any(type(value) is int and not -(2**63) <= value < 2**63 for value in (a, b)):
+            raise self.refused(f"the ways of a branch leave two values: {_named(a)} and {_named(b)}")
         known = [self._symbolic(value, way.part) for value, way in zip((a, b), self.ways)]
         device = next((tensor.device for tensor in known if tensor is not None), self.pred.device)
         first, second = (

@@ -362,6 +362,12 @@ def sizes_that_differ(x: Tensor, w: Tensor) -> Any:
 
 
 @broken
+def numbers_of_more_than_64_bits(x: Tensor, w: Tensor) -> Any:
+    n = 2**70 if x.sum() > 0 else 3
+    return x * 2, n
+
+
+@broken
 def texts_that_differ(x: Tensor, w: Tensor) -> Any:
     name = "2" if x.sum() > 0 else "3"
     return x * 2, name
