@@ -88,9 +88,10 @@ def _noted(vm: Machine, function: Any, values: Sequence[object], apply: functool
 @answers(FunctionCtx.set_materialize_grads)
 def _set_materialize_grads(vm: Machine, context: FunctionCtx, value: bool) -> None:
     context.materialize_grads = value
-    _BARE.of(vm)[id(context)] = context
     if value:
-        del _BARE.of(vm)[id(context)]
+        _BARE.of(vm).pop(id(context), None)
+    else:
+        _BARE.of(vm)[id(context)] = context
 
 
 _FLAGS = ("boxed_grads_call", "clear_saved_tensors_on_access")
