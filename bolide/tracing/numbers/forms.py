@@ -302,7 +302,7 @@ _FORMS: dict[str, Callable[..., torch.Tensor]] = {
     "elu_backward": _wide(_elu_backward),
     "softplus": _wide(_softplus),
     "softplus_backward": _wide(_softplus_backward),
-    "hardtanh": lambda x, low=-1, high=1: _clamp(x, low, high),
+    "hardtanh": lambda x, low=-1, high=1: _clamp(x, low, high) if x.is_floating_point() else NotImplemented,
     "hardtanh_backward": _wide(_hardtanh_backward),
     "threshold": _wide(lambda x, threshold, value: torch.where(x <= threshold, value, x)),
     "threshold_backward": _wide(lambda grad, x, threshold: torch.where(x <= threshold, 0.0, grad)),
@@ -319,6 +319,14 @@ _FORMS: dict[str, Callable[..., torch.Tensor]] = {
 def _work(x: torch.Tensor) -> torch.dtype:
     """The type in which eager's kernels compute."""
     return torch.float32 if x.dtype.itemsize < 4 else x.dtype
+
+
+def _holds(condition: bool | torch.SymBool) -> bool:
+    """Whether a number is one that eager takes. Of data each call checks it, and goes on in eager, which raises."""
+    if isinstance(condition, torch.SymBool):
+        condition.node.env.require(condition.node.expr)
+        return True
+    return condition
 
 
 def _reduced(loss: torch.Tensor, reduction: str) -> Answer:
@@ -409,7 +417,7 @@ def _rms_norm(x: torch.Tensor, shape: Sequence[Size], weight: torch.Tensor | Non
         return NotImplemented
     wide = x.to(_work(x))
     result = wide * torch.rsqrt((wide * wide).mean(tuple(range(-len(shape), 0)), keepdim=True) + eps)
-    return _scaled(result, shape, weight, None).to(x.dtype)
+    return _scaled(result, shape, weight, None).to(x.dtype).contiguous()
 
 
 def _fits(x: torch.Tensor, shape: Sequence[Size], *parameters: torch.Tensor | None) -> bool:
@@ -465,7 +473,8 @@ def _batch_norm(
 ) -> Answer:
     if not x.is_floating_point() or x.dim() < 2 or not (x.is_contiguous() or suggested_format(x.meta) is not _ROWS):
         return NotImplemented
-    if (running_mean is None) is not (running_var is None) or (running_mean is None and not training):
+    is_whole = (running_mean is None) is (running_var is None) and (running_mean is not None or training)
+    if not is_whole or not _holds(eps > 0):
         return NotImplemented
     dims, wide, mean, var = [0, *range(2, x.dim())], x.to(_work(x)), running_mean, running_var
     if training:
@@ -499,9 +508,15 @@ def _huber(
 ) -> Answer:
     if weight is not None or not _are_alike(x, y) or not delta > 0:
         return NotImplemented
-    far = (x.to(_work(x)) - y.to(_work(x))).abs()
-    loss = torch.where(far <= delta, 0.5 * far * far, delta * (far - 0.5 * delta))
-    return _reduced(loss.to(x.dtype), reduction)
+    return _reduced(_bent(x, y, delta)[0].to(x.dtype), reduction)
+
+
+def _bent(x: torch.Tensor, y: torch.Tensor, bound: Number) -> tuple[torch.Tensor, torch.Tensor]:
+    """Half the square of a distance up to a bound, its tangent behind; and the bound. No `where` of the two: in what
+    is not chosen, derivatives at infinite distances are NaN."""
+    far, bound = (x.to(_work(x)) - y.to(_work(x))).abs(), of(bound).tensor.to(_work(x))
+    near = torch.minimum(far, bound)
+    return near * (far - 0.5 * near), bound
 
 
 def _smooth_l1(
@@ -514,9 +529,8 @@ def _smooth_l1(
 ) -> Answer:
     if size_average is not None or reduce is not None or not _are_alike(x, y) or not beta > 0:
         return NotImplemented
-    far = (x.to(_work(x)) - y.to(_work(x))).abs()
-    loss = torch.where(far < beta, 0.5 * far * far / beta, far - 0.5 * beta)
-    return _reduced(loss.to(x.dtype), reduction)
+    loss, bound = _bent(x, y, beta)
+    return _reduced((loss / bound).to(x.dtype), reduction)
 
 
 def _margin_ranking(
@@ -592,7 +606,7 @@ def _triplet(
 
 
 def _cosine_similarity(x: torch.Tensor, y: torch.Tensor, dim: int = 1, eps: Number = 1e-8) -> Answer:
-    if not x.is_floating_point() or x.dtype is not y.dtype:
+    if not x.is_floating_point() or x.dtype is not y.dtype or not _holds(eps >= 0):
         return NotImplemented
 
     def unit(x: torch.Tensor) -> torch.Tensor:
@@ -600,6 +614,11 @@ def _cosine_similarity(x: torch.Tensor, y: torch.Tensor, dim: int = 1, eps: Numb
         return x / torch.where(norm.detach() < eps, norm - norm.detach() + eps, norm)  # its derivative is the norm's
 
     return (unit(x) * unit(y)).sum(dim)
+
+
+def _softshrink_of(x: torch.Tensor, lambd: Number = 0.5) -> Answer:
+    is_taken = not x.is_floating_point() or (_holds(lambd >= 0) and _holds(lambd <= torch.finfo(x.dtype).max))
+    return torch.ops.aten.softshrink(x, lambd if is_taken else float(lambd))
 
 
 def _celu(x: torch.Tensor, alpha: Number = 1.0, inplace: bool = False) -> Answer:
@@ -644,12 +663,12 @@ def _nan_to_num(x: torch.Tensor, nan: Number = None, posinf: Number = None, negi
         return NotImplemented
     limits = torch.finfo(x.dtype)
     high, low = limits.max if posinf is None else posinf, limits.min if neginf is None else neginf
-    x = torch.where(x.isnan(), 0.0 if nan is None else nan, x)
-    return torch.where(x == -math.inf, low, torch.where(x == math.inf, high, x))
+    finite = torch.where(x == -math.inf, low, torch.where(x == math.inf, high, x))
+    return torch.where(x.isnan(), 0.0 if nan is None else nan, finite)
 
 
 def _logit(x: torch.Tensor, eps: Number = None) -> Answer:
-    if not x.is_floating_point() or not 0 <= eps <= 0.5:
+    if not x.is_floating_point() or not 0 < eps <= 0.5:
         return NotImplemented
     low = of(eps).tensor.to(x.dtype)
     inside = torch.where(x < low, low, torch.where(x > 1 - low, 1 - low, x)).to(_work(x))
@@ -724,6 +743,7 @@ SAFE: dict[Any, Formula] = {
     functional.pad: _pad,
     functional.cross_entropy: _cross_entropy,
     functional.celu: _celu,
+    functional.softshrink: _softshrink_of,
     **dict.fromkeys((torch.lerp, torch.Tensor.lerp), _lerped),
     **dict.fromkeys((torch.nan_to_num, torch.Tensor.nan_to_num), _nan_to_num),
 }

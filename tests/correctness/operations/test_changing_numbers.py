@@ -80,6 +80,12 @@ def not_read(x: Tensor, y: Tensor, a: float) -> Any:
     return torch.addmm(torch.full((6, 6), torch.nan, dtype=x.dtype), x, y.t(), beta=0, alpha=a)
 
 
+def far(x: Tensor, y: Tensor, a: float) -> Any:
+    """An infinite distance has a derivative."""
+    x = x + torch.zeros_like(x).masked_fill(x.detach() > 1, torch.inf)
+    return F.huber_loss(x, y, "none", a), F.smooth_l1_loss(x, y, reduction="none", beta=a)
+
+
 def placed(x: Tensor, y: Tensor, a: float) -> Any:
     places = torch.tensor([4, 0])
     return (
@@ -97,7 +103,8 @@ def distances(x: Tensor, y: Tensor, a: float) -> Any:
 
 def edges(x: Tensor, y: Tensor, a: float) -> Any:
     wild = torch.where(x > 1, torch.inf, torch.where(x < -1, torch.nan, x))
-    return torch.nan_to_num(wild, a, 2 * a, -a), torch.logit(y.sigmoid(), eps=a / 3), y.clamp_max(a)
+    filled = torch.nan_to_num(wild, a, 2 * a, -a), torch.nan_to_num(wild, torch.inf * a)
+    return *filled, torch.logit(y.sigmoid(), eps=a / 3), y.clamp_max(a)
 
 
 def beside(x: Tensor, y: Tensor, a: float) -> Any:
@@ -110,7 +117,7 @@ def between(x: Tensor, y: Tensor, a: float) -> Any:
 
 PROGRAMS: dict[str, Program] = {
     "layer_norm": lambda x, y, a: F.layer_norm(x, (8,), y[0], y[1], a),
-    "rms_norm": lambda x, y, a: F.rms_norm(x, (8,), y[0], a),
+    "rms_norm": lambda x, y, a: (F.rms_norm(x, (8,), y[0], a), F.rms_norm(x.detach().t(), (6,), eps=a)),
     "group_norm": lambda x, y, a: F.group_norm(x[:, :, None] * y[:, None], 2, y[0], y[1], a),
     "instance_norm": lambda x, y, a: F.instance_norm(x[:, :, None] * y[:, None], eps=a),
     "elu": lambda x, y, a: (F.elu(x, a), F.celu(x.detach(), a)),
@@ -120,7 +127,7 @@ PROGRAMS: dict[str, Program] = {
         program.__name__: program
         for program in (
             *(batch_norm, written, attention, losses, smoothed, shrunk, products, not_read, placed, distances, edges),
-            *(beside, between),
+            *(beside, between, far),
         )
     },
 }
@@ -241,6 +248,9 @@ def test_numbers_that_raise_do_so_after_others() -> None:
         (lambda x, y, a: F.huber_loss(x, y, delta=a), -1.0),
         (lambda x, y, a: torch.empty_like(x).normal_(0.0, a), -1.0),
         (lambda x, y, a: F.cross_entropy(x, LABELS, label_smoothing=a), 2.0),
+        (lambda x, y, a: F.batch_norm(x, None, None, training=True, eps=a), 0.0),
+        (lambda x, y, a: F.cosine_similarity(x, y, eps=a), -1.0),
+        (lambda x, y, a: F.softshrink(x, a), -1.0),
     ]
     x = torch.randn(6, 8)
     for program, bad in programs:
@@ -253,6 +263,14 @@ def test_numbers_that_raise_do_so_after_others() -> None:
             warnings.simplefilter("ignore")
             compiled(x, x, bad)
         assert str(ours.value) == str(eager.value)
+
+
+def test_numbers_beside_integers() -> None:
+    """Bounds are cut to integers, and what they bound stays integers."""
+    compiled = bolide.compile(lambda a: F.hardtanh(LABELS, -a, a))
+    for _ in range(3):
+        a = random.uniform(1, 3)
+        torch.testing.assert_close(compiled(a), F.hardtanh(LABELS, -a, a))
 
 
 def test_dropout_of_nothing_is_the_tensor_itself() -> None:
