@@ -141,8 +141,8 @@ class _Recurrent(torch.autograd.Function):
     def backward(ctx: Any, *tangents: TracedTensor) -> Any:
         trace: Recording = ctx.trace
         if torch.is_grad_enabled():
-            reason = "gradients of gradients of a recurrent layer over a symbolic number of steps"
-            raise Unsupported(reason, trace.where, "use a fixed number of steps (dynamic=False)", "operator")
+            reason = "gradients of gradients of a recurrent layer with symbolic sizes"
+            raise Unsupported(reason, trace.where, "compile it for fixed sizes (dynamic=False)", "operator")
         _, _, _, *wanted = ctx.needs_input_grad
         gradients = iter(trace.call(recurrent_backward, *ctx.operands, [*map(trace.unwrap, tangents)], wanted))
         return (None, None, None, *(trace.wrap(next(gradients)) if each else None for each in wanted))

@@ -363,6 +363,25 @@ def test_other_sizes_are_derived_twice_by_what_is_compiled(make, shape, inside):
             kinds.clear()
 
 
+def test_second_derivatives_of_recurrent_layers_are_captured_for_fixed_sizes():
+    """A break says that it is the sizes, whichever of them is symbolic, and its remedy holds."""
+    model, reasons = recurrent().double(), []
+    given = [torch.randn(size, 5, 6, dtype=torch.double) for size in random.sample(range(10, 20), 2)]
+    given.append(torch.randn(given[1].shape[0], 7, 6, dtype=torch.double))
+    for dynamic in (None, False):
+        bolide.reset()
+        program = bolide.compile(penalty, dynamic=dynamic)
+        with events.subscribed(lambda e: reasons.append(e.reason) if isinstance(e, events.Break) else None):
+            for x in given:
+                weights = list(model.parameters())
+                found = [torch.autograd.grad(call(model, x), weights, allow_unused=True) for call in (program, penalty)]
+                torch.testing.assert_close(*found)
+        if dynamic is None:
+            assert reasons and all("of a recurrent layer with symbolic sizes" in reason for reason in reasons)
+            reasons.clear()
+    assert not reasons
+
+
 def derivatives(function, x, weights, order):
     """Of the parts that are asked for, weighted; what has none is left out."""
     value, found, inputs = function(x, *weights), [], [x, *weights]
