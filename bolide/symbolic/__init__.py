@@ -3,7 +3,7 @@ a trace."""
 
 from bolide.symbolic.assumptions import Ratio, is_at_least_0
 from bolide.symbolic.expr import Cond, Expr, as_expr
-from bolide.symbolic.nodes import ShapeEnv, SymNode
+from bolide.symbolic.nodes import KeyNode, ShapeEnv, SymNode
 from bolide.symbolic.sizes import (
     Size,
     contiguous_strides,
@@ -26,6 +26,7 @@ from bolide.symbolic.sizes import (
 __all__ = [
     "Cond",
     "Expr",
+    "KeyNode",
     "Ratio",
     "ShapeEnv",
     "Size",

@@ -521,8 +521,21 @@ class SymNode:
         return repr(self.hint) if isinstance(self.expr, float) or not self.env.is_data(self.expr) else repr(self)
 
 
+class KeyNode(SymNode):
+    """The node of a size that is a key of a dict, or in a set. While it is `placed` its hash is that of its value now,
+    and nothing is assumed of it: it has been compared with all other keys."""
+
+    __slots__ = ()
+    env: ShapeEnv
+
+    def nested_int(self, file: object = "", line: object = 0) -> int:
+        return int(self.hint) if self.env.placing else self.guard_int()
+
+
 class ShapeEnv(Assumptions):
     """The size variables of one trace, their values in this run, and what was assumed of them."""
+
+    placing = False  # whether the hash of a key is asked that has been compared
 
     def sym_int(self, expr: Expr) -> torch.SymInt:
         """The size that an expression is."""

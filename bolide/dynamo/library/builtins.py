@@ -589,8 +589,12 @@ _LAZY_METHODS: dict[str, Callable[..., Any]] = {
 def _dict_getitem(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 2 or kwargs:
         dict.__getitem__({}, *args[1:], **kwargs)  # raises: it has no signature to check
-    owner, key = args[0], operations.as_key(vm, args[1])
-    value = owner.dict_items.get(key) if type(owner) is Outside else dict.get(owner, key, MISSING)
+    owner, key = args
+    if type(owner) is Outside:
+        key = operations.as_key(vm, key)
+        value = owner.dict_items.get(key)
+    else:
+        value = operations.with_key(vm, dict.get, owner, key, MISSING)
     if value is not MISSING:
         return value
     missing = vm.world.classes.python_method(class_of(owner), "__missing__")
@@ -601,6 +605,7 @@ def _dict_getitem(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     raise KeyError(key)
 
 
+_KEYED = ("get", "pop", "setdefault", "__setitem__", "__delitem__", "__contains__")
 _KEEPING = ("get", "pop", "setdefault", "__setitem__")  # they do not look into their third argument
 
 
@@ -612,6 +617,14 @@ _DICT_METHODS = (
     "get __contains__ __len__ __setitem__ update keys values items pop popitem setdefault clear copy "
     "__iter__ __delitem__ __reversed__ __eq__ __ne__ __or__ __ror__ __ior__ move_to_end"
 )
+
+
+@intercept_table({method: method for method in (set.add, set.remove, set.discard, set.__contains__)})
+def _set_method(method: object, found: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """A method of set about one member, which may be a size."""
+    if len(args) == 2 and not kwargs and operations.is_keyed_by_sizes(vm, *args):
+        return operations.with_key(vm, found, *args)
+    return NATIVE
 
 
 @intercept_table(
@@ -633,6 +646,8 @@ def _dict_method(method: Any, name: str, vm: Machine, args: Args, kwargs: Kwargs
     if name == "copy" and not kwargs and operations.has_mapping_code(vm.world, class_of(owner)):
         return Call(polyfill("ordered_copy"), args) if ordered else Call(dict, args)
     if type(owner) is not Outside:
+        if name in _KEYED and len(args) > 1 and not kwargs and operations.is_keyed_by_sizes(vm, owner, args[1]):
+            return operations.with_key(vm, method, *args)
         if name in _KEEPING and len(args) == 3 and not kwargs and type(args[2]) in PENDING:
             return method(owner, operations.as_key(vm, args[1]), args[2])
         return NATIVE

@@ -13,7 +13,14 @@ import numpy
 import torch
 
 from bolide.dynamo.machine.interpreter import Call, Machine
-from bolide.dynamo.machine.operations import SEQUENCES, as_key, knows_symbols, native_iterable
+from bolide.dynamo.machine.operations import (
+    SEQUENCES,
+    as_key,
+    is_keyed_by_sizes,
+    knows_symbols,
+    native_iterable,
+    with_key,
+)
 from bolide.dynamo.machine.stand_ins import PLAIN, STAND_INS, SYMBOLIC, as_number, class_of, is_number
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.outside import Outside
@@ -137,7 +144,7 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
     cls = type(owner)
     if cls in PLAIN:
         if cls is dict:
-            return _item(owner, as_key(vm, key))
+            return with_key(vm, _item, owner, key)
         if type(key) in SYMBOLIC:
             vm.trace.where = vm.where()
         if type(key) is Outside and vm.world.classes.lookup(key.cls, "__index__") is MISSING:
@@ -215,7 +222,10 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Call | None:
                 value = as_number(value)
         if cls is list and is_lazy_slice(vm, key, value):
             return Call.polyfill("assign_slice", operator.setitem, owner, key, value)
-        owner[as_key(vm, key) if cls is dict else key] = value
+        if cls is dict:
+            with_key(vm, operator.setitem, owner, key, value)
+        else:
+            owner[key] = value
         return None
     seen = class_of(owner)
     method = vm.world.classes.python_method(seen, "__setitem__")
@@ -258,7 +268,10 @@ def delete_item(vm: Machine, owner: Any, key: Any) -> Call | None:
         return None
     if call := by_index(vm, operator.delitem, owner, key):
         return call
-    del owner[key]
+    if type(owner) is dict and is_keyed_by_sizes(vm, owner, key):
+        with_key(vm, operator.delitem, owner, key)
+    else:
+        del owner[key]
     return None
 
 

@@ -37,6 +37,7 @@ from bolide.dynamo.machine.stand_ins import (
     note_order,
     overridden,
     overrides,
+    settle_keys,
 )
 from bolide.dynamo.program.kinds import LOCK_TYPES, MISSING, contents_of
 from bolide.dynamo.state import CALLBACK
@@ -170,6 +171,8 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
     for arg in args:
         if type(arg) in SETS and not _ignores_order(function):
             note_order(vm, arg)
+    if not _compares_no_keys(function):
+        settle_keys(vm, *args, *words.values())
     if policy.is_refused(_module_of(function)) or not _only_computes(function):
         frame.stack.append(drawn_or_refused(vm, function, args, words))
         return None
@@ -195,6 +198,21 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
 
 
 _WITHOUT_ORDER = (len, sorted, min, max, any, all, set, frozenset, isinstance, type, bool, id, hash, operator.contains)
+_LOOKING = (
+    *(len, sorted, min, max, any, all, sum, list, tuple, iter, next, enumerate, zip, reversed),
+    *(isinstance, type, bool, id),
+)
+_KEEPING_KEYS = frozenset({"keys", "values", "items", "copy", "pop", "popitem", "clear", "append", "extend", "insert"})
+_KEEPING_KEYS |= {"__iter__", "__len__"}
+
+
+def _compares_no_keys(function: object) -> bool:
+    """Whether a function asks of no key of its arguments whether it is another one; those of torch are given none."""
+    if isinstance(function, BUILTIN_TYPES) and issubclass(_holder(function), _CONTAINERS):
+        return function.__name__ in _KEEPING_KEYS
+    return any(function is known for known in _LOOKING) or _is_of_torch(function)
+
+
 _IN_ORDER = ("pop", "__iter__", "__repr__", "__str__", "__reduce__")
 
 

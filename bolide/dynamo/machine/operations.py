@@ -7,7 +7,7 @@ import collections
 import operator
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,8 +16,11 @@ from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.stand_ins import (
     PENDING,
     PLAIN,
+    SETS,
+    SIZED_KEYS,
     STAND_INS,
     SYMBOLIC,
+    Key,
     as_number,
     asked_by,
     behind,
@@ -27,6 +30,7 @@ from bolide.dynamo.machine.stand_ins import (
     note_order,
     overridden,
     overrides,
+    settle_keys,
     settled,
 )
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, name_in_c
@@ -34,7 +38,7 @@ from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import TracedText, joined
 from bolide.dynamo.world.world import World
-from bolide.symbolic import is_data
+from bolide.symbolic import KeyNode, hint_of, is_data
 from bolide.tracing import TracedTensor
 
 _NATIVELY_SEARCHED = (dict, set, frozenset, str, bytes)
@@ -46,6 +50,7 @@ SEQUENCES = (list, tuple, str, bytes)
 _REPEATS = (operator.mul, operator.imul)
 _PLAIN_OR_TENSOR = PLAIN | {TracedTensor, *SYMBOLIC}
 _NO_WORDS: dict[str, Any] = {}
+T = TypeVar("T")
 
 _MIRRORED: dict[object, Callable[[Any, Any], Any]] = {
     operator.lt: operator.gt,
@@ -112,15 +117,104 @@ def _in_graph(value: Any) -> Any:
     return value.node.in_graph() if type(value) in (torch.SymInt, torch.SymFloat) else value
 
 
-def as_key(vm: Machine, key: object) -> object:
-    """A key of a dict or set: hashing needs the value of symbolic numbers, and which function one is."""
+def as_key(vm: Machine, key: object, owner: object = None) -> object:
+    """A key of a dict or set: hashing needs the value of symbolic numbers, and which function one is. In an `owner`
+    that the program has made sizes need no value."""
     if type(key) is types.FunctionType:
         vm.world.functions.rely_on_identity(key)
+    if is_keyed_by_sizes(vm, owner, key):
+        found = _sized_key(vm, key, owner)
+        if found is not MISSING:
+            return found
     if type(key) in PENDING:
         return concrete(vm, key)
     if type(key) is tuple and any(type(part) in PENDING or type(part) is tuple for part in key):
         return tuple([as_key(vm, part) for part in key])
     return key
+
+
+_ATOMS = frozenset({int, float, bool, str, bytes, type(None), type, torch.dtype, torch.device})
+_NUMBERS: set[type] = {int, float, bool, torch.SymInt}
+_TUPLES: tuple[type, ...] = (tuple, torch.Size)
+
+
+def with_key(vm: Machine, operation: Callable[..., T], owner: object, key: object, *rest: object) -> T:
+    """What native code does with a key of a dict or set."""
+    given, key, shapes = key, as_key(vm, key, owner), vm.trace.shapes
+    if operation is set.add and type(owner) is set and owner and not any(key is member for member in owner):
+        settle_keys(vm, owner)  # the order of a set's members comes of their values
+        key = as_key(vm, given)
+    if not _has_size(key):
+        return operation(owner, key, *rest)
+    shapes.placing = True
+    try:
+        return operation(owner, key, *rest)
+    finally:
+        shapes.placing = False
+
+
+def is_keyed_by_sizes(vm: Machine, owner: object, key: object) -> bool:
+    """Whether a key has to be compared with those that a dict or set of the program's has."""
+    return type(owner) in (dict, *SETS) and (_has_size(key) or bool(SIZED_KEYS.of(vm)))
+
+
+def _has_size(key: object) -> bool:
+    """Whether a key is a size that is a symbol, or such is in it."""
+    if isinstance(key, tuple) and type(key) in _TUPLES:
+        return any(map(_has_size, key))
+    return type(key) is torch.SymInt
+
+
+def _is_of_sizes(key: object) -> bool:
+    """Whether a key is made of sizes and constants, which native code compares."""
+    if isinstance(key, tuple) and type(key) in _TUPLES:
+        return all(map(_is_of_sizes, key))
+    return type(key) in _ATOMS or (type(key) is torch.SymInt and not is_data(key))
+
+
+def _sized_key(vm: Machine, key: object, owner: Key) -> object:
+    """The key among those of a dict or set that equals this one, which is guarded; else one that may be added, guarded
+    to be none of them. MISSING where the values of sizes have to be known."""
+    is_sized = _has_size(key)
+    others = owner if is_sized else [other for other in owner if _has_size(other)]
+    if id(owner) in vm.world.journal.snapshots or not all(map(_is_of_sizes, (key, *others))):
+        settle_keys(vm, owner)
+        return MISSING
+    vm.trace.where = vm.where()
+    for other in others:
+        if _are_equal(key, other):
+            return other
+    if is_sized:
+        key = _hashable(key)
+        SIZED_KEYS.of(vm).append(key)
+    return key
+
+
+def _are_equal(key: Key, other: Key) -> bool:
+    """Whether two keys made of sizes are equal; if not, as little as possible is asked."""
+    pairs = [(key, other)]
+    asked = []
+    while pairs:
+        a, b = pairs.pop()
+        kinds = {type(a), type(b)}
+        if kinds.issubset(_TUPLES) and len(a) == len(b):
+            pairs += zip(a, b)
+        elif torch.SymInt in kinds and kinds <= _NUMBERS:
+            asked.append((a, b))
+        elif torch.SymInt in kinds or not kinds.isdisjoint(_TUPLES) or a != b:
+            return False
+    different = [(a, b) for a, b in asked if hint_of(a) != hint_of(b)]
+    return all(a == b for a, b in different[:1] or asked)
+
+
+def _hashable(key: Key) -> Key:
+    if type(key) in _TUPLES:
+        parts = [_hashable(part) for part in key]
+        return torch.Size(parts) if type(key) is torch.Size else tuple(parts)
+    if type(key) is not torch.SymInt:
+        return key
+    node = key.node
+    return torch.SymInt(KeyNode(node.env, node.expr, node.hint))  # type: ignore[no-untyped-call]
 
 
 def is_stored(world: World, cls: type) -> bool:
@@ -182,6 +276,7 @@ def native_view(vm: Machine, value: object) -> Any:
 def binary(vm: Machine, op: Callable[[Any, Any], Any], left: object, right: Any) -> Any:
     """`left op right`."""
     a, b = type(left), type(right)
+    settle_keys(vm, left, right)
     if a in PLAIN and b in PLAIN:
         if a is str and op in _FILL_IN and not is_plain(right):
             return Call.polyfill("percent", left, right)
@@ -404,7 +499,11 @@ def contains(vm: Machine, container: Any, item: Any) -> Any:
         vm.trace.where = vm.where() if type(item) is TracedTensor else vm.trace.where
         if cls in (list, tuple) and has_python_eq(vm, container, item):
             return MISSING
-        return (as_key(vm, item) if cls in _NATIVELY_SEARCHED else item) in container
+        if cls in (list, tuple):
+            settle_keys(vm, container, item)
+        if cls in _NATIVELY_SEARCHED:
+            return with_key(vm, operator.contains, container, item)
+        return item in container
     seen = class_of(container)
     if cls is Generator or vm.world.classes.python_method(seen, "__contains__") is not None:
         return MISSING
@@ -417,6 +516,7 @@ def contains(vm: Machine, container: Any, item: Any) -> Any:
     if vm.world.classes.lookup(seen, "__contains__") is MISSING and not issubclass(seen, type):
         return MISSING
     vm.trace.where = vm.where()
+    settle_keys(vm, container, item)
     return vm.perform(operator.contains, (container, item), _NO_WORDS)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import _pop_mode_temporarily, get_ignored_functions
 
-from bolide.dynamo.machine.interpreter import Call, Machine
+from bolide.dynamo.machine.interpreter import Call, Machine, Slot
 from bolide.dynamo.machine.originals import original_of
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import PROXIES
@@ -208,10 +208,43 @@ def overridden(function: object, relevant: Iterable[Any], args: list[Any], kwarg
     return Call.polyfill("torch_override", function, asked, classes, tuple(args), kwargs)
 
 
+# ---- sets, and keys that are sizes -----------------------------------------------------------------------------------
+
+Key = Any
+"""A key of a dict or a member of a set; or where such may be."""
+
+SIZED_KEYS: Slot[list[object]] = Slot(list)
+"""The keys so far that are sizes, or have such in them."""
+
 SETS = (set, frozenset)
+_HASHED = (dict, *SETS)
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.items()))
+_SEARCHED: tuple[type, ...] = (*_HASHED, *_VIEWS, list, tuple, type({}.values()))
+
+
+def settle_keys(vm: Machine, *values: object) -> None:
+    """Values are given to native code that may compare keys, by their hashes: sizes in dicts and sets among them have
+    to be known."""
+    if SIZED_KEYS.of(vm):
+        for value in values:
+            _settle(vm, value, type(value) in _VIEWS)
+
+
+def _settle(vm: Machine, value: Key, is_hashed: bool) -> None:
+    if is_hashed and type(value) is torch.SymInt:
+        concrete(vm, value)
+    elif type(value) in _SEARCHED:
+        for part in value:
+            _settle(vm, part, is_hashed or type(value) in _HASHED)
+        if type(value) is dict:
+            for part in value.values():
+                _settle(vm, part, False)
 
 
 def note_order(vm: Machine, value: object) -> None:
     """The program goes through a set, if it is one: in which order depends on the process, but for numbers."""
-    if type(value) in SETS and len(value) > 1 and not all(type(item) is int for item in value):  # type: ignore
+    if type(value) not in SETS or len(value) < 2:  # type: ignore[arg-type]
+        return
+    settle_keys(vm, value)
+    if not all(type(item) is int for item in value):  # type: ignore[attr-defined]
         vm.world.guards.reliance.reasons.append(("it goes through a set, in an order of this process", vm.where()))

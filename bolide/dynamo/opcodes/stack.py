@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
+import operator
 import types
 from collections.abc import Callable
 from typing import Any
@@ -249,17 +250,31 @@ def _build_list(vm: Machine, frame: Frame, arg: int) -> None:
     frame.stack.append(pop_many(frame, arg))
 
 
+def _put(vm: Machine, put: Callable[..., object], owner: object, key: object, *value: object) -> None:
+    """Put something into a container that the program makes."""
+    if operations.is_keyed_by_sizes(vm, owner, key):
+        operations.with_key(vm, put, owner, key, *value)
+    else:
+        put(owner, key, *value)
+
+
 @opcode("BUILD_SET")
 def _build_set(vm: Machine, frame: Frame, arg: int) -> None:
     if config.inject_BUILD_SET_unimplemented_TESTING_ONLY and is_dynamo_compiling():
         raise vm.unsupported("BUILD_SET is declared unknown", "bytecode", operation="BUILD_SET")
-    frame.stack.append(set(pop_many(frame, arg)))
+    made: set[object] = set()
+    for item in pop_many(frame, arg):
+        _put(vm, set.add, made, item)
+    frame.stack.append(made)
 
 
 @opcode("BUILD_MAP")
 def _build_map(vm: Machine, frame: Frame, arg: int) -> None:
     items = pop_many(frame, 2 * arg)
-    frame.stack.append(dict(zip(items[::2], items[1::2])))
+    made: dict[object, object] = {}
+    for key, value in zip(items[::2], items[1::2]):
+        _put(vm, operator.setitem, made, key, value)
+    frame.stack.append(made)
 
 
 @opcode("BUILD_CONST_KEY_MAP")
@@ -282,7 +297,7 @@ def _adds(name: str, add: Callable[[Any, object], None]) -> None:
     @opcode(name)
     def handler(vm: Machine, frame: Frame, arg: int) -> None:
         value = frame.stack.pop()
-        add(frame.stack[-arg], value)
+        _put(vm, add, frame.stack[-arg], value)
 
 
 _adds("LIST_APPEND", list.append)

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_structure
 
 import bolide
 from bolide.support import events
+from bolide.support.errors import BolideWarning
 from tests.everyday_tools import difference, outcome
 
 Pair = collections.namedtuple("Pair", "a b")
@@ -312,3 +315,125 @@ def test_what_kernels_are_asked_is_not_in_the_graph() -> None:
             torch.testing.assert_close(compiled(x, h), program(x, h), rtol=0, atol=0)
     makers = [node for node in graphs[-1].nodes if node.op == "call_function" and "size" not in node.name]
     assert len(makers) == 3, graphs[-1]  # two ranges, and the float's copy
+
+
+# ---- sizes as keys of dicts and members of sets that the program makes: compared with the others, not fixed ----------
+
+
+Program = Callable[[Tensor], Any]
+
+
+def cached(x: Tensor) -> Any:
+    """One tensor for each number, of the right type."""
+    made: dict[Any, Tensor] = {}
+    for number in (*x.shape, 7, x.shape[-1], -1, 0.5, True):
+        key = (type(number), number, number < 0)
+        if key not in made:
+            made[key] = torch.full((), number, dtype=x.dtype)
+    return x * torch.stack([*made.values()]).sum(), torch.ones(len(made))
+
+
+def counted(x: Tensor) -> Any:
+    counts: dict[int, int] = {}
+    for size in (*x.shape, 9, 2):
+        counts[size] = counts.get(size, 0) + 1
+    return x * max(counts.values()), counts, [*counts], sum(size * count for size, count in counts.items())
+
+
+def found(x: Tensor) -> Any:
+    """A plain number is looked for among sizes."""
+    table = {x.shape[1]: x.sum(), (x.shape[2], "b"): x * 2}
+    return table.get(9), 9 in table, table.setdefault(11, x), table.pop((10, "b"), None), len(table), table
+
+
+def erased(x: Tensor) -> Any:
+    table = {x.shape[1]: 1, x.shape[2]: 2, 9: 3}
+    del table[x.shape[1]]
+    return x * sum(table.values()), table.pop(x.shape[2], 5), {size: x for size in x.shape[1:] if size}
+
+
+def sets(x: Tensor) -> Any:
+    sizes = {y.shape[1:] for y in (x, x + 1)}
+    members = {x.shape[1]}
+    members.discard(x.shape[2])
+    height, width = sizes.pop()
+    return x * height + width, len(sizes), members, 9 in {x.shape[1]}, x.shape[2] in {7, 10}
+
+
+def ordered(x: Tensor) -> Any:
+    """The order of a set comes of the values in it."""
+    members = {x.shape[1], x.shape[2]}
+    members.add(8)
+    return x + 1, sorted(members), {size for size in x.shape if size}, sum({9, x.shape[1]})
+
+
+def compared(x: Tensor) -> Any:
+    """What compares keys by their hashes has to know them."""
+    mine, other = {x.shape[1]: 1}, {9: 1}
+    both = {x.shape[1], x.shape[2]}
+    return x * 2, mine == other, mine | other, both & {9, 10}, both - {9}, {x.shape[1]: 0, **other}, [*both]
+
+
+def hashed(x: Tensor) -> Any:
+    return {(x.shape[1], 1): x}, hash((x.shape[1], 2)), [{x.shape[1]: 1}] == [{9: 1}], {9} in [{x.shape[1]}]
+
+
+PROGRAMS = (cached, counted, found, erased, sets, ordered, compared, hashed)
+FEW = {cached: 7, counted: 7, found: 8, erased: 7, sets: 7}  # versions: by which sizes are equal
+SIZES = ((5, 6), (7, 9), (9, 7), (9, 10), (8, 8), (9, 9), (3, 10))
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_sizes_are_keys(program: Program) -> None:
+    compiled, told = bolide.compile(program), []
+    order = [*SIZES, *[(random.randint(12, 60), random.randint(12, 60)) for _ in range(12)]]
+    random.shuffle(order)
+    with events.subscribed(told.append), warnings.catch_warnings():
+        if program not in FEW:  # versions for each value end in eager, which is said
+            warnings.simplefilter("ignore", BolideWarning)
+        for height, width in order:
+            x = torch.randn(2, height, width, dtype=torch.float64, requires_grad=True)
+            y = x.detach().clone().requires_grad_()
+            want, got = program(x), compiled(y)
+            parts, others = tree_leaves(want), tree_leaves(got)
+            assert tree_structure(got) == tree_structure(want)
+            for one, other in zip(parts, others, strict=True):
+                assert type(one) is type(other)
+                if isinstance(one, Tensor):
+                    torch.testing.assert_close(other, one)
+                else:
+                    assert one == other
+            for leaves in (parts, others):
+                sum(part.sum() for part in leaves if isinstance(part, Tensor) and part.requires_grad).backward()
+            assert torch.equal(y.grad, x.grad)
+    if program in FEW:
+        assert not [event for event in told if type(event) in (events.Break, events.Fallback)]
+        assert sum(type(event) is events.Installed for event in told) <= FEW[program]
+
+
+def test_keys_across_a_break() -> None:
+    def program(x: Tensor) -> Any:
+        table = {x.shape[1]: x, 9: x + 1}
+        print(end="")
+        bolide.graph_break()
+        return table[x.shape[1]] * 2 + table[9].sum(), table
+
+    compiled = bolide.compile(program)
+    for size in random.sample(range(3, 20), 8):
+        x = torch.randn(2, size)
+        got, want = compiled(x), program(x)
+        torch.testing.assert_close(got[0], want[0])
+        assert list(got[1]) == list(want[1])
+
+
+def test_keys_of_a_callers_dict() -> None:
+    def fill(x: Tensor, kept: dict[Any, Tensor]) -> Tensor:
+        if x.shape[0] not in kept:
+            kept[x.shape[0]] = torch.arange(x.shape[0], dtype=x.dtype)
+        return x * kept[x.shape[0]]
+
+    compiled, mine, theirs = bolide.compile(fill), {}, {}
+    for size in random.choices(range(2, 12), k=24):
+        x = torch.randn(size)
+        torch.testing.assert_close(compiled(x, mine), fill(x, theirs))
+        assert list(mine) == list(theirs)
