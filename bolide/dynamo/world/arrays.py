@@ -424,7 +424,7 @@ def call(space: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     """NumPy's function of this name, as torch has it. Raises Unsupported if it has not."""
     if not config.trace_numpy:
         raise Unsupported("NumPy functions are not captured (trace_numpy is off)", None, kind="numpy_value")
-    function = getattr(layer(space), name, None)
+    function = getattr(layer(space), name, None) or (None if space else _MORE.get(name))
     if function is None:
         raise refused(f"{space}.{name}" if space else name)
     with_defaults()
@@ -438,6 +438,61 @@ def call(space: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
             return known
         args = _promoted(args, like)
     return _answer(name, function, args, kwargs, like, given)
+
+
+def _converted(value: object) -> torch.Tensor:
+    """What the layer has for a value, as a tensor."""
+    tensor: torch.Tensor = layer().asarray(value).tensor
+    return tensor
+
+
+def _isin(
+    element: object,
+    test_elements: object,
+    assume_unique: bool = False,
+    invert: bool = False,
+    *,
+    kind: str | None = None,
+) -> object:
+    """`numpy.isin`."""
+    tensors = [_converted(element), _converted(test_elements)]
+    common = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
+    whole = not common.is_floating_point
+    if common.is_complex or kind == "table" or (whole and any(t.dtype is torch.uint64 for t in tensors)):
+        raise TypeError
+    if not whole and len({tensor.dtype for tensor in tensors}) > 1:  # integers and float32 are float64 to NumPy
+        common = torch.float64
+    common = torch.uint8 if common is torch.bool else torch.float32 if common.itemsize == 2 and not whole else common
+    operands = [tensor.to(common) for tensor in tensors]
+    return layer().ndarray(torch.isin(*operands, assume_unique=assume_unique, invert=invert))
+
+
+def _interp(
+    x: object, xp: object, fp: object, left: object = None, right: object = None, period: object = None
+) -> object:
+    """`numpy.interp` without a period: NumPy's formula, also where differences are not finite."""
+    given = [_converted(value) for value in (x, xp, fp)]
+    if period is not None or given[2].is_complex():
+        raise TypeError
+    places, knots, values = (tensor.to(torch.float64).contiguous() for tensor in given)
+    if knots.dim() != 1 or knots.shape != values.shape or knots.shape[0] == 0:
+        raise ValueError
+    at = places.reshape(-1)
+    low = torch.searchsorted(knots[1:-1], at, right=True)
+    high = low + int(knots.shape[0] > 1)
+    x0, x1, y0, y1 = knots[low], knots[high], values[low], values[high]
+    slope = (y1 - y0) / torch.where(x0 == x1, 1.0, x1 - x0)
+    y = slope * (at - x0) + y0
+    y = torch.where(y.isnan(), slope * (at - x1) + y1, y)
+    y = torch.where((y.isnan() & (y0 == y1)) | (at == x0), y0, y)
+    ends = [values[end] if value is None else _converted(value).to(y) for value, end in ((left, 0), (right, -1))]
+    y = torch.where(at < knots[0], ends[0], torch.where(at == knots[-1], values[-1], y))
+    y = torch.where(at > knots[-1], ends[1], torch.where(at.isnan(), at, y))
+    return layer().ndarray(y.reshape(places.shape))
+
+
+_MORE: dict[str, Callable[..., object]] = {"isin": _isin, "interp": _interp}
+"""Functions of NumPy's that the layer lacks, of its arrays."""
 
 
 def _promoted(args: Any, like: object) -> object:

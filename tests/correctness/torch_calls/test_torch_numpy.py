@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import bolide
+from tests.ordinary_tools import check_whole
 
 
 def same(mine, theirs):
@@ -91,7 +92,7 @@ def test_a_tensor_that_requires_grad_refuses_as_in_eager():
 def test_what_has_no_counterpart_runs_for_real():
     def program(a):
         b = np.sin(a)
-        return np.interp(b, [-1.0, 0.0, 1.0], [0.0, 5.0, 6.0]) + b
+        return np.interp(b, [-1.0, 0.0, 1.0], [0.0, 5.0, 6.0], period=3.0) + b
 
     a = np.random.default_rng(2).standard_normal(6)
     found = bolide.explain(program)(a)
@@ -594,3 +595,69 @@ def test_tensors_of_numbers_of_numpys(name, dtype):
             except (TypeError, ValueError) as error:
                 outcomes.append(str(error))
         assert repr(outcomes[0]) == repr(outcomes[1])
+
+
+INF, NAN = float("inf"), float("nan")
+LACKING = {
+    "a list": lambda a, b: np.isin(a, [1, 2, 5]),
+    "arrays": lambda a, b: np.isin(a, b, invert=True),
+    "floats": lambda a, b: (np.isin(a / 2, b), np.isin((a / 2).astype(np.float32), [0.5, 0.1, NAN])),
+    "told unique": lambda a, b: np.isin(np.unique(a), np.unique(b), assume_unique=True),
+    "narrow": lambda a, b: np.isin(a.astype(np.int8), b.astype(np.uint8)),
+    "halves": lambda a, b: np.isin(a.astype(np.float16), b),
+    "truths": lambda a, b: np.isin(a > 2, b[:1] > 2),
+    "many": lambda a, b: np.isin(a / 2, np.tile(np.where(b > 3, b / 2, NAN), 40)),
+    "a number": lambda a, b: (np.isin(3, a), np.isin(a.reshape(-1, 1), a[1])),
+    "a table": lambda a, b: np.isin(a, b, kind="table"),
+    "between": lambda a, b: np.interp(a / 3, [0.0, 1.0, 2.5], [1.0, NAN, 3.0]),
+    "ends": lambda a, b: np.interp(a.reshape(-1, 1), [1, 3], [5, 2], left=-1, right=np.float32(9)),
+    "one number": lambda a, b: np.interp(2.5, np.sort(a), a),
+    "one knot": lambda a, b: np.interp(a, np.array([2.0]), b[:1]),
+    "its own": lambda a, b: np.interp(b, np.sort(a), a * a),
+    "not finite": lambda a, b: np.interp(
+        [-INF, NAN, INF, 0.5, 1.0, 2.0, 3.0], [-INF, 1, 2, INF], (a[:1] + 1) * [1, INF, 2, 2]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_functions_that_the_layer_lacks(name):
+    def run(compile):
+        compiled, seen = compile(lambda x, b: (LACKING[name](x.detach().numpy().astype(int), b), x * 2)), []
+        for n in (3, 5, 4, 7, 6):
+            x = (torch.rand(n) * 8).requires_grad_()
+            result, y = compiled(x, np.random.randint(0, 8, n))
+            y.sum().backward()
+            seen.append((result, y, x.grad))
+        return seen
+
+    check_whole(run, breaks=2 if name == "a table" else 0)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [lambda a: np.interp(a, [], []), lambda a: np.interp(a, a, a[1:]), lambda a: np.interp(a, a[None], a[None])],
+)
+def test_points_that_numpy_refuses(program):
+    for run in (program, bolide.compile(program)):
+        with pytest.raises(ValueError, match=r"empty|same length|too deep"):
+            run(np.arange(4.0))
+
+
+def test_interpolation_is_differentiable_in_a_wrapped_function():
+    @bolide.wrap_numpy
+    def program(a, knots, values):
+        return np.interp(a, knots, values)
+
+    def by_hand(a, knots, values):
+        low = torch.searchsorted(knots, a).clamp(1, len(knots) - 1) - 1
+        share = ((a - knots[low]) / (knots[low + 1] - knots[low])).clamp(0, 1)
+        return values[low] * (1 - share) + values[low + 1] * share
+
+    inputs = [torch.randn(9, dtype=torch.float64), torch.randn(5, dtype=torch.float64).sort().values]
+    inputs = [each.requires_grad_() for each in (*inputs, torch.randn(5, dtype=torch.float64))]
+    mine, theirs = (
+        [y, *torch.autograd.grad(y.sin().sum(), inputs)]
+        for y in (bolide.compile(program, fullgraph=True)(*inputs), by_hand(*inputs))
+    )
+    torch.testing.assert_close(mine, theirs)
