@@ -98,7 +98,8 @@ def _add(graph: _Graph, unit: Unit, fusion: bool) -> None:
     for name in unit_writes(unit):  # so that it can be computed there
         if name in graph.written and isinstance(unit, Group):
             needs.update(graph.readers.get(graph.written[name], ()))
-    needs.update(after for after in (graph.barrier, graph.effect if _has_effect(unit) else None) if after is not None)
+    has_effect = _has_effect(unit)
+    needs.update(last for last in (graph.barrier, graph.effect if has_effect else None) if last is not None)
     needs = {graph.found(need) for need in needs}
     graph.vertices.append(_Vertex(unit, names, needs, index, index, graph.times.wave_of(unit)))
     for need in needs:
@@ -109,7 +110,7 @@ def _add(graph: _Graph, unit: Unit, fusion: bool) -> None:
         graph.maker[name] = index
     if isinstance(unit, Extern) and (unit.binds or unit.op is require):
         graph.barrier = index
-    if _has_effect(unit):
+    if has_effect:
         graph.effect = index
     if fusion and isinstance(unit, Group) and not changes:
         _join_with_earlier(graph, index)
