@@ -11,7 +11,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -89,7 +89,7 @@ def _comparison(op: str) -> Callable[[SymNode, SymNode | GraphFloat], SymNode]:
             if x is None or y is None or not x.exact or not y.exact:
                 is_known = self.env.scalar is None or (x is None and y is None)
                 asked = [node.guard_float() if is_known else node.in_graph() for node in (self, other)]
-                return self.wrap_bool(compared(*asked))
+                return SymNode.truth(self.env, compared(*asked))
             return self._cond(getattr(x.over * y.under, op)(y.over * x.under))
         return self._cond(getattr(self._integer(), op)(other._integer()))
 
@@ -270,8 +270,10 @@ class SymNode:
         return SymNode(env, Expr.const(value), value)
 
     @staticmethod
-    def truth(env: Assumptions, value: bool) -> SymNode:
-        """What C++ carries of a condition that has been decided."""
+    def truth(env: Assumptions, value: bool | torch.SymBool) -> SymNode:
+        """What C++ carries of a condition that has been decided, or is data."""
+        if isinstance(value, torch.SymBool):
+            return cast(SymNode, value.node)
         return SymNode(env, Expr.const(0 if value else 1).eq(0), value)
 
     def wrap_float(self, value: float) -> SymNode:

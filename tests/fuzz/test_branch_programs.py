@@ -69,7 +69,7 @@ class Writer:
     def condition(self) -> str:
         one = self.tensor()
         if self.chance.random() < 0.15:
-            return self.pick("flag", "n > 2", "m < 0.5", "not flag and n != 3")
+            return self.pick("flag", "n > 2", "m < 0.5", "not flag and n != 3", "m * 2 > n / 5", "n / 4 <= 0.7")
         simple = self.pick(
             f"{one}.sum() > 0", f"{one}.max() > 0.3", f"not torch.isfinite({one}).all()", f"({one} < -0.2).any()",
             f"{one}.mean().item() < 0.05", f"{one}.detach().norm() > 1",
@@ -117,7 +117,10 @@ class Writer:
 
     def number(self) -> str:
         read = f"{self.tensor()}.detach().mean().item()"
-        return self.pick("n = n + 1", "n = 5 - n", "flag = not flag", "m = m * 0.5", "m = 0.5", f"m = {read}", "n += 2")
+        return self.pick(
+            "n = n + 1", "n = 5 - n", "flag = not flag", "m = m * 0.5", "m = 0.5", f"m = {read}", "n += 2",
+            "m = n / 8", "n = int(m * 4)", f"n = ({self.tensor()} > 0.1).sum().item()", "m = m + n / (n * n + 1)",
+        )  # fmt: skip
 
     def effect(self, depth: int) -> None:
         one, value = self.pick("a", "b", "c"), self.value()
@@ -218,7 +221,8 @@ def wrong(seed: int, backend: str, dynamic: bool | None = None, longest: int = S
             wanted = outcome(fn, given)
         except (RuntimeError, IndexError):  # eager refuses what is written to a leaf, or saved and written since
             continue
-        with capturing.patch(cache_size_limit=64):  # a version for each way through the program
+        # a version for each way through the program
+        with capturing.patch(cache_size_limit=64, suppress_errors=False):
             found = outcome(compiled, given)
         problem = difference(found, wanted)
         if problem is not None:

@@ -45,6 +45,7 @@ class Part(Trace):
         self.where, self.differentiates = outer.where, outer.differentiates
         self.generators = outer.generators
         self.has_scalars, self.draws_as_eager = outer.has_scalars, outer.draws_as_eager
+        self.captures_numbers = outer.captures_numbers
         self.compliant_only = outer.compliant_only
         self.operands: list[TracedTensor] = []
         self.slots: list[fx.Node] = []
@@ -137,6 +138,7 @@ class Part(Trace):
         if self.draws():
             reason = "a branch that depends on data draws from a random generator, or changes one"
             raise Unsupported(reason, self.where, "draw before and hand the numbers to it", kind="control_flow")
+        self.outer.refutable |= self.refutable
 
 
 def size_operand(trace: Trace, symbol: Expr) -> torch.SymInt:

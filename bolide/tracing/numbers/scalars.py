@@ -187,8 +187,8 @@ class TracedFloat(torch.SymFloat):
             return None
         with torch._C._DisableAutocast():
             whole: Any = function(self.tensor)
-            data.check_tensor(self.trace, whole.abs() < 2.0**63)
-            return data.number(self.trace, whole.to(torch.int64))
+            data.check_tensor(whole._trace, whole.abs() < 2.0**63)
+            return data.number(whole._trace, whole.to(torch.int64))
 
 
 def of(value: torch.SymFloat | torch.SymInt) -> TracedFloat:
@@ -292,11 +292,11 @@ def compute(
     origin = None if known is None else (known, operands)
     formula = _formula(form, operands) if form else None
     with torch._C._DisableAutocast(), torch._C._DisableFuncTorch():
-        trace = traced[0].trace
         first, *others = map(_tensor, operands)
         if divisor is traced[0]:  # torch multiplies a number by the reciprocal
-            first = _tensor(_constant(trace, float(first)))
+            first = _tensor(_constant(divisor.trace, float(first)))
         value: Any = function(first, *others)
+        trace = value._trace  # that of a way of a branch, perhaps
         unsure = hint is None or domain is not None
         if unsure and not total and trace.captures_numbers is not False:  # else Python may raise: eager does
             data.check_tensor(trace, value.isfinite() if divisor is None else _tensor(divisor) != 0)
@@ -499,7 +499,7 @@ def _compared(name: str, sign: str, function: Callable[..., bool]) -> None:
         if is_data and self.trace.captures_numbers is not False:
             with torch._C._DisableAutocast():
                 truth: Any = function(*map(_tensor, operands))
-            return data.number(self.trace, truth)  # a branch of the graph may depend on it
+            return data.number(truth._trace, truth)  # a branch of the graph may depend on it
         return self.decide(f"({{}} {sign} {{}})", function, other)
 
     setattr(TracedFloat, f"__{name}__", compare)

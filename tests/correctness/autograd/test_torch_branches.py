@@ -361,6 +361,27 @@ def sizes_that_differ(x: Tensor, w: Tensor) -> Any:
     return x.sum(0) / n, n + 1, [n, (n, 2.5 if x.sum() > 0 else n / 2)]
 
 
+@whole
+def by_a_number(x: Tensor, w: Tensor) -> Any:
+    v = x.detach().sum().item()
+    if v > 2:
+        y, k = x * v, int(v * 2)
+    elif v / 3 > -1.5:
+        y, k = x * (v + 1), 7
+    else:
+        y, k = x.sin(), 0
+    return y @ w, k, y / (k + 1)
+
+
+@whole
+def a_share(x: Tensor, w: Tensor) -> Any:
+    right, rows = (x.detach() > 0.3).sum().item(), len(x)
+    share = right / (rows * 4)
+    grade = 2 if share > 0.7 else 1 if share > 0.1 else 0
+    mean = x.sum() / max(right, 1)
+    return mean * share + w.sum() * grade, share, rows / max(right, 1), grade, right / rows if right else 0.0
+
+
 @broken
 def numbers_of_more_than_64_bits(x: Tensor, w: Tensor) -> Any:
     n = 2**70 if x.sum() > 0 else 3
@@ -470,8 +491,8 @@ def set_and_unset(x: Tensor, w: Tensor) -> Any:
         return x * 3
 
 
-# a branch in a way decides which gradients there are, or the branch whether there is a history
-BROKEN_IN_TRAINING = (numbers, inner_calls, histories_that_differ)
+# a branch in a way decides which gradients there are, the branch whether there is a history, or a way reads a number
+BROKEN_IN_TRAINING = (numbers, inner_calls, histories_that_differ, by_a_number)
 
 
 def inputs(size: int, sign: float, grad: bool) -> list[Tensor]:
