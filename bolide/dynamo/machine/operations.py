@@ -140,17 +140,17 @@ _TUPLES: tuple[type, ...] = (tuple, torch.Size)
 
 def with_key(vm: Machine, operation: Callable[..., T], owner: object, key: object, *rest: object) -> T:
     """What native code does with a key of a dict or set."""
-    given, key, shapes = key, as_key(vm, key, owner), vm.trace.shapes
+    given, key = key, as_key(vm, key, owner)
     if operation is set.add and type(owner) is set and owner and not any(key is member for member in owner):
         settle_keys(vm, owner)  # the order of a set's members comes of their values
         key = as_key(vm, given)
     if not _has_size(key):
         return operation(owner, key, *rest)
-    shapes.placing = True
+    vm.trace.shapes.placing = True
     try:
         return operation(owner, key, *rest)
     finally:
-        shapes.placing = False
+        vm.trace.shapes.placing = False
 
 
 def is_keyed_by_sizes(vm: Machine, owner: object, key: object) -> bool:
