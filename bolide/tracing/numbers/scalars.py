@@ -296,6 +296,8 @@ def compute(
         if divisor is traced[0]:  # torch multiplies a number by the reciprocal
             first = _tensor(_constant(divisor.trace, float(first)))
         value: Any = function(first, *others)
+        if function is operator.mod:  # Python's zero has the divisor's sign
+            value = torch.where(value == 0, torch.copysign(value, *others), value)
         trace = value._trace  # that of a way of a branch, perhaps
         unsure = hint is None or domain is not None
         if unsure and not total and trace.captures_numbers is not False:  # else Python may raise: eager does

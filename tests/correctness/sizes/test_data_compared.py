@@ -230,7 +230,7 @@ def test_quotients_of_floats_that_are_data_have_every_bit_of_pythons(name: str) 
         return x, *[x * each for each in (found if type(found) is tuple else (found,))]
 
     compiled, x = bolide.compile(program), torch.ones(2, dtype=torch.float64)
-    values = [random.gauss(0, 30) for _ in range(20)] + [random.gauss(0, 1) * 1e200, 0.0, float("inf"), -1e-310]
+    values = [random.gauss(0, 30) for _ in range(20)] + [random.gauss(0, 1) * 1e200, 0.0, -0.0, float("inf"), -1e-310]
     for first, second in zip(values, random.sample(values, len(values)), strict=True):
         numbers = [torch.tensor(value, dtype=torch.float64) for value in (first, second)]
         wanted, found = [
