@@ -387,6 +387,12 @@ def _parameters(trace: Trace) -> frozenset[int]:
     return frozenset(index for index, leaf in enumerate(trace.leaves) if isinstance(leaf, torch.nn.Parameter))
 
 
+def _numbers(trace: Trace) -> frozenset[int]:
+    """The inputs of no dimension and no history: that of a float is nobody else's, and dies with the call."""
+    leaves = enumerate(trace.leaves)
+    return frozenset(index for index, leaf in leaves if not leaf.dim() and not leaf.requires_grad)
+
+
 def _symbols(trace: Trace) -> tuple[str, ...]:
     return tuple(as_expr(size).text() for size in trace.sizes)
 
@@ -399,7 +405,8 @@ def _crossing(
     tangents += [None] * len(signature.numbers)
     apart, parameters = frozenset(tensors), _parameters(trace)
     read = [at for at in (tape.read if tape else ()) if at not in apart]
-    loose = [at for at in read if at not in parameters]
+    held = parameters | _numbers(trace)
+    loose = [at for at in read if at not in held]
     shared = {place: result.shares for place, result in enumerate(signature.results) if result.shares is not None}
     symbols: dict[str, int] = {}
     if is_symbolic(tangents) or any(is_symbolic(alias.chain) for alias in shared.values()):

@@ -304,3 +304,27 @@ def test_schedules_by_steps(name: str) -> None:
         assert count["Installed"] == 2 and not count["Break"] + count["Fallback"], count
         for step in (110, 115, 5000):
             torch.testing.assert_close(compiled(x, step), schedule(x, step))
+
+
+DERIVED_TWICE: dict[str, Program] = {
+    "layer_norm": lambda x, y, a: F.layer_norm(x, (8,), y[0], y[1], a),
+    "rms_norm": lambda x, y, a: F.rms_norm(x, (8,), y[0], a),
+    "batch_norm": lambda x, y, a: F.batch_norm(x, None, None, y[0], y[1], True, 0.1, a),
+    "group_norm": lambda x, y, a: F.group_norm(x, 2, y[0], y[1], a),
+    "softplus": lambda x, y, a: F.softplus(x * y, a),
+    "shifted mean": lambda x, y, a: x * (y.square().mean(-1, keepdim=True) + a),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED_TWICE)
+def test_gradients_of_gradients(name: str) -> None:
+    """A number's tensor is there when the backward is derived, though nobody else holds it."""
+    program = DERIVED_TWICE[name]
+    compiled = bolide.compile(program)
+    for _ in range(4):
+        given = [torch.randn(6, 8, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+        a, found = random.uniform(0.1, 2), []
+        for run in (compiled, program):
+            first = torch.autograd.grad(run(*given, a).sin().sum(), given, create_graph=True)
+            found.append(torch.autograd.grad(sum(each.square().sum() for each in first), given))
+        torch.testing.assert_close(*found)
