@@ -274,7 +274,7 @@ def test_random_programs_on_the_default_backend(index: int, grad: bool) -> None:
         for value, wanted in zip(mine, theirs, strict=True):
             assert type(value) is type(wanted)
             if isinstance(wanted, torch.Tensor):
-                torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(value, wanted, rtol=1e-3, atol=1e-3)
         compared += 1
     assert compared
 
