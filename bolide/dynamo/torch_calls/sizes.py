@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import math
 import string
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -142,9 +144,14 @@ def _of_floats(function: object, formula: forms.Formula, vm: Machine, args: Args
         return NATIVE
     vm.trace.where = vm.where()
 
+    try:
+        positional, named = _by_name(function, args, kwargs)
+    except TypeError:
+        return NATIVE  # which raises
+
     def compute() -> object:
         try:
-            return formula(*args, **kwargs)
+            return formula(*positional, **named)
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
@@ -152,6 +159,15 @@ def _of_floats(function: object, formula: forms.Formula, vm: Machine, args: Args
 
     result = compute() if vm.recorder is None else vm.recorder.as_one(function, args, compute, **kwargs)
     return NATIVE if result is NotImplemented else result
+
+
+def _by_name(function: object, args: Args, kwargs: Kwargs) -> tuple[Sequence[object], Mapping[str, object]]:
+    """The arguments in the order of a function of Python's, with its defaults; those of others as they are given."""
+    if type(function) is not types.FunctionType:
+        return args, kwargs
+    given = inspect.signature(function).bind(*args, **kwargs)
+    given.apply_defaults()
+    return given.args, given.kwargs
 
 
 @intercept(torch.arange)

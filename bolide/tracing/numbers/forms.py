@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -503,12 +504,25 @@ def _are_alike(*tensors: torch.Tensor) -> bool:
     return first.is_floating_point() and all(x.shape == first.shape and x.dtype is first.dtype for x in tensors)
 
 
-def _huber(
-    x: torch.Tensor, y: torch.Tensor, reduction: str = "mean", delta: Number = 1.0, weight: Number = None
-) -> Answer:
+def _loss(function: Callable[..., Any], elements: Formula) -> Formula:
+    """One of torch's losses by the formula of its `elements`, which is given all other arguments in torch's order.
+    ``size_average`` and ``reduce``, which ``reduction`` has replaced, are left to torch."""
+    names = list(inspect.signature(function).parameters)
+    replaced, at = [names.index(name) for name in ("size_average", "reduce") if name in names], names.index("reduction")
+
+    def loss(*given: Any) -> Answer:
+        if any(given[place] is not None for place in replaced):
+            return NotImplemented
+        result = elements(*[value for place, value in enumerate(given) if place not in (*replaced, at)])
+        return result if result is NotImplemented else _reduced(result, given[at])
+
+    return loss
+
+
+def _huber(x: torch.Tensor, y: torch.Tensor, delta: Number, weight: torch.Tensor | None) -> Answer:
     if weight is not None or not _are_alike(x, y) or not delta > 0:
         return NotImplemented
-    return _reduced(_bent(x, y, delta)[0].to(x.dtype), reduction)
+    return _bent(x, y, delta)[0].to(x.dtype)
 
 
 def _bent(x: torch.Tensor, y: torch.Tensor, bound: Number) -> tuple[torch.Tensor, torch.Tensor]:
@@ -519,63 +533,31 @@ def _bent(x: torch.Tensor, y: torch.Tensor, bound: Number) -> tuple[torch.Tensor
     return near * (far - 0.5 * near), bound
 
 
-def _smooth_l1(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    size_average: object = None,
-    reduce: object = None,
-    reduction: str = "mean",
-    beta: Number = 1.0,
-) -> Answer:
-    if size_average is not None or reduce is not None or not _are_alike(x, y) or not beta > 0:
+def _smooth_l1(x: torch.Tensor, y: torch.Tensor, beta: Number) -> Answer:
+    if not _are_alike(x, y) or not beta > 0:
         return NotImplemented
     loss, bound = _bent(x, y, beta)
-    return _reduced((loss / bound).to(x.dtype), reduction)
+    return (loss / bound).to(x.dtype)
 
 
-def _margin_ranking(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    target: torch.Tensor,
-    margin: Number = 0,
-    size_average: object = None,
-    reduce: object = None,
-    reduction: str = "mean",
-) -> Answer:
-    if size_average is not None or reduce is not None or not x.dim() == y.dim() == target.dim():
+def _margin_ranking(x: torch.Tensor, y: torch.Tensor, target: torch.Tensor, margin: Number) -> Answer:
+    if not x.dim() == y.dim() == target.dim():
         return NotImplemented
-    return _reduced((-target * (x - y) + margin).clamp_min(0), reduction)
+    return (-target * (x - y) + margin).clamp_min(0)
 
 
-def _hinge_embedding(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    margin: Number = 1.0,
-    size_average: object = None,
-    reduce: object = None,
-    reduction: str = "mean",
-) -> Answer:
-    if size_average is not None or reduce is not None:
-        return NotImplemented
+def _hinge_embedding(x: torch.Tensor, target: torch.Tensor, margin: Number) -> Answer:
     other = torch.where(target != 1, (margin - x).clamp_min(0), 0.0)
-    return _reduced(other + torch.where(target != -1, x, 0.0), reduction)
+    return other + torch.where(target != -1, x, 0.0)
 
 
-def _cosine_embedding(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    target: torch.Tensor,
-    margin: Number = 0,
-    size_average: object = None,
-    reduce: object = None,
-    reduction: str = "mean",
-) -> Answer:
-    if size_average is not None or reduce is not None or x.shape != y.shape or target.dim() != x.dim() - 1:
+def _cosine_embedding(x: torch.Tensor, y: torch.Tensor, target: torch.Tensor, margin: Number) -> Answer:
+    if x.shape != y.shape or target.dim() != x.dim() - 1:
         return NotImplemented
     tiny = 1e-12
     cosine = (x * y).sum(-1) / (((x * x).sum(-1) + tiny) * ((y * y).sum(-1) + tiny)).sqrt()
     apart = torch.where(target == -1, (cosine - margin).clamp_min(0), 0.0)
-    return _reduced(torch.where(target == 1, 1 - cosine, 0.0) + apart, reduction)
+    return torch.where(target == 1, 1 - cosine, 0.0) + apart
 
 
 def _distance(x: torch.Tensor, y: torch.Tensor, p: Number = 2.0, eps: Number = 1e-6, keepdim: bool = False) -> Answer:
@@ -585,24 +567,13 @@ def _distance(x: torch.Tensor, y: torch.Tensor, p: Number = 2.0, eps: Number = 1
 
 
 def _triplet(
-    x: torch.Tensor,
-    same: torch.Tensor,
-    other: torch.Tensor,
-    margin: Number = 1.0,
-    p: Number = 2,
-    eps: Number = 1e-6,
-    swap: bool = False,
-    size_average: object = None,
-    reduce: object = None,
-    reduction: str = "mean",
+    x: torch.Tensor, same: torch.Tensor, other: torch.Tensor, margin: Number, p: Number, eps: Number, swap: bool
 ) -> Answer:
-    if size_average is not None or reduce is not None or _has_scalar(p) or not margin > 0:
-        return NotImplemented
-    if not x.dim() == same.dim() == other.dim():
+    if _has_scalar(p) or not margin > 0 or not x.dim() == same.dim() == other.dim():
         return NotImplemented
     near, far = _distance(x, same, p, eps), _distance(x, other, p, eps)
     far = torch.minimum(far, _distance(same, other, p, eps)) if swap else far
-    return _reduced((margin + near - far).clamp_min(0), reduction)
+    return (margin + near - far).clamp_min(0)
 
 
 def _cosine_similarity(x: torch.Tensor, y: torch.Tensor, dim: int = 1, eps: Number = 1e-8) -> Answer:
@@ -747,6 +718,14 @@ SAFE: dict[Any, Formula] = {
     **dict.fromkeys((torch.lerp, torch.Tensor.lerp), _lerped),
     **dict.fromkeys((torch.nan_to_num, torch.Tensor.nan_to_num), _nan_to_num),
 }
+_LOSSES: dict[Any, Formula] = {
+    functional.huber_loss: _huber,
+    functional.smooth_l1_loss: _smooth_l1,
+    functional.margin_ranking_loss: _margin_ranking,
+    functional.hinge_embedding_loss: _hinge_embedding,
+    functional.cosine_embedding_loss: _cosine_embedding,
+    functional.triplet_margin_loss: _triplet,
+}
 #: by the function, what it computes with floats of the graph; NotImplemented where the floats have to be known
 COMPUTED: dict[Any, Formula] = {
     **DRAWING,
@@ -757,12 +736,7 @@ COMPUTED: dict[Any, Formula] = {
     **dict.fromkeys((functional.group_norm, torch.group_norm), _group_norm),
     functional.instance_norm: _instance_norm,
     functional.batch_norm: _batch_norm,
-    functional.huber_loss: _huber,
-    functional.smooth_l1_loss: _smooth_l1,
-    functional.margin_ranking_loss: _margin_ranking,
-    functional.hinge_embedding_loss: _hinge_embedding,
-    functional.cosine_embedding_loss: _cosine_embedding,
-    functional.triplet_margin_loss: _triplet,
+    **{function: _loss(function, elements) for function, elements in _LOSSES.items()},
     torch.pairwise_distance: _distance,
     torch.cosine_similarity: _cosine_similarity,
     **dict.fromkeys((torch.logit, torch.Tensor.logit), _logit),

@@ -306,6 +306,32 @@ def test_schedules_by_steps(name: str) -> None:
             torch.testing.assert_close(compiled(x, step), schedule(x, step))
 
 
+def test_arguments_by_their_names() -> None:
+    """Those of torch's functions, in any order."""
+
+    def program(x: Tensor, y: Tensor, a: float) -> Any:
+        return (
+            F.huber_loss(target=y, input=x, delta=a),
+            F.smooth_l1_loss(beta=a, input=x, target=y, reduction="sum"),
+            F.triplet_margin_loss(anchor=x, positive=y, negative=x * y, margin=a, swap=True),
+            F.margin_ranking_loss(x, y, target=x.detach().sign(), margin=a, reduction="none"),
+            F.layer_norm(input=x, normalized_shape=[8], eps=a),
+            F.batch_norm(x, training=True, running_mean=None, running_var=None, eps=a),
+            F.cross_entropy(target=LABELS, input=x, label_smoothing=a / 3),
+        )
+
+    compiled, told = bolide.compile(program), []
+    with events.subscribed(told.append):
+        for _ in range(4):
+            x, y, a = torch.randn(6, 8), torch.randn(6, 8), random.uniform(0.1, 2)
+            for one, other in zip(run(program, x, y, a, True), run(compiled, x, y, a, True), strict=True):
+                torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
+    count = Counter(type(event).__name__ for event in told)
+    assert count["Installed"] == 2 and not count["Break"] + count["Fallback"], count
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        bolide.compile(lambda x, a: F.huber_loss(x, x, delta=a, alpha=a))(torch.randn(3), 0.5)
+
+
 DERIVED_TWICE: dict[str, Program] = {
     "layer_norm": lambda x, y, a: F.layer_norm(x, (8,), y[0], y[1], a),
     "rms_norm": lambda x, y, a: F.rms_norm(x, (8,), y[0], a),
