@@ -146,6 +146,15 @@ def _of_rows(size: Size, value: Item | None, dims: int) -> Tensor | None:
     return whole.view(size, *[1] * (dims - value.dim), *whole.shape[1:])
 
 
+def _weighed(
+    grad: Tensor, weight: Item | None, spread: Callable[[Item], Tensor | None]
+) -> tuple[Tensor, Tensor | None]:
+    """The gradient of what a weight of each item multiplies, and the weight that is left: one that all items share."""
+    if weight is None or not weight.varies:
+        return grad, None if weight is None else weight.value
+    return grad * spread(weight), None  # type: ignore[operator]
+
+
 def _layer_norm(size: Size, x: Item, shape: list[int], weight: Item | None, bias: Item | None, eps: float) -> object:
     if not any(item is not None and item.varies for item in (weight, bias)):
         scale, shift = (None if item is None else item.value for item in (weight, bias))
@@ -171,9 +180,7 @@ def _layer_norm_backward(
     g, value, middle, scale = (item.whole(size) for item in (grad, x, mean, rstd))
     to_x = None
     if mask[0]:
-        varies = weight is not None and weight.varies
-        scaled = g * _of_rows(size, weight, x.dim) if varies else g  # type: ignore[operator]
-        shared = None if weight is None or varies else weight.value
+        scaled, shared = _weighed(g, weight, lambda own: _of_rows(size, own, x.dim))
         wanted = [True, False, False]
         to_x = aten.native_layer_norm_backward.default(scaled, value, shape, middle, scale, shared, None, wanted)[0]
     rows = list(range(1, value.dim() - len(shape)))
@@ -219,10 +226,8 @@ def _group_norm_backward(
     g, value, middle, scale = (item.whole(size) for item in (grad, x, mean, rstd))
     to_x = None
     if mask[0]:
-        varies = weight is not None and weight.varies
-        scaled = g * _of_channels(size, weight, x.dim) if varies else g  # type: ignore[arg-type]
+        scaled, shared = _weighed(g, weight, lambda own: _of_channels(size, own, x.dim))
         given = [each.flatten(0, 1) for each in (scaled, value, middle, scale)]
-        shared = None if weight is None or varies else weight.value
         numbers = (size * count, channels, length, groups, [True, False, False])
         to_x = aten.native_group_norm_backward.default(*given, shared, *numbers)[0].view(value.shape)
     rest = [1, *range(3, value.dim())]
