@@ -87,6 +87,10 @@ class Assumptions:
         """Whether there is a symbol in it whose value is data."""
         return bool(self.facts.names) and not self.facts.names.isdisjoint(value.free_vars)
 
+    def is_computed(self, value: Cond | Expr | Ratio) -> bool:
+        """Whether there is a symbol in it that the graph computes: it is data, but no size of an input."""
+        return not (value.free_vars - self.unbacked).isdisjoint(self.facts.names)
+
     def decide(self, condition: Cond) -> bool | None:
         """Whether a condition holds for all values of the symbols; None: that is not known. Adds no guard."""
         return condition.value if condition.is_const else self.facts.decide(condition)

@@ -145,9 +145,7 @@ def _bounds(node: torch.fx.Node, dtype: torch.dtype) -> tuple[Size, Size]:
 def is_computed(trace: Recorder, value: Symbol) -> bool:
     """Whether a symbolic number is made of numbers that the graph computes."""
     expr = getattr(value.node, "expr", None)
-    if not isinstance(expr, (Expr, Cond, Ratio)) or not trace.shapes.is_data(expr):
-        return False
-    return not trace.shapes.facts.names.isdisjoint(expr.free_vars - trace.shapes.unbacked)
+    return isinstance(expr, (Expr, Cond, Ratio)) and trace.shapes.is_computed(expr)
 
 
 def as_tensor(trace: Recorder, value: Symbol) -> torch.Tensor:

@@ -330,7 +330,7 @@ def _holds(condition: bool | torch.SymBool) -> bool:
     return condition
 
 
-def _reduced(loss: torch.Tensor, reduction: str) -> Answer:
+def _reduced(loss: torch.Tensor, reduction: object) -> Answer:
     if reduction not in ("none", "mean", "sum"):
         return NotImplemented
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
@@ -504,13 +504,13 @@ def _are_alike(*tensors: torch.Tensor) -> bool:
     return first.is_floating_point() and all(x.shape == first.shape and x.dtype is first.dtype for x in tensors)
 
 
-def _loss(function: Callable[..., Any], elements: Formula) -> Formula:
+def _loss(function: Callable[..., object], elements: Formula) -> Formula:
     """One of torch's losses by the formula of its `elements`, which is given all other arguments in torch's order.
     ``size_average`` and ``reduce``, which ``reduction`` has replaced, are left to torch."""
     names = list(inspect.signature(function).parameters)
     replaced, at = [names.index(name) for name in ("size_average", "reduce") if name in names], names.index("reduction")
 
-    def loss(*given: Any) -> Answer:
+    def loss(*given: object) -> Answer:
         if any(given[place] is not None for place in replaced):
             return NotImplemented
         result = elements(*[value for place, value in enumerate(given) if place not in (*replaced, at)])
@@ -718,7 +718,7 @@ SAFE: dict[Any, Formula] = {
     **dict.fromkeys((torch.lerp, torch.Tensor.lerp), _lerped),
     **dict.fromkeys((torch.nan_to_num, torch.Tensor.nan_to_num), _nan_to_num),
 }
-_LOSSES: dict[Any, Formula] = {
+_LOSSES: dict[Callable[..., object], Formula] = {
     functional.huber_loss: _huber,
     functional.smooth_l1_loss: _smooth_l1,
     functional.margin_ranking_loss: _margin_ranking,

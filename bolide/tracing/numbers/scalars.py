@@ -219,7 +219,7 @@ def of_size(trace: Recorder, expr: Expr, hint: int) -> TracedFloat:
     node = trace.call(aten.full.default, [], trace.size_node(expr), dtype=torch.float64, device=torch.device("cpu"))
     formula = None if trace.assume is None or trace.shapes.is_data(expr) else f"({expr.text()})"
     pin = functools.partial(trace.shapes.specialise, expr, hint)
-    known = None if not expr.free_vars.isdisjoint(trace.shapes.facts.names - trace.shapes.unbacked) else float(hint)
+    known = None if trace.shapes.is_computed(expr) else float(hint)
     with torch._C._DisableFuncTorch():  # a transform would wrap what it computes
         number = of_tensor(trace, trace.wrap(node), known, (pin,), formula, (float, (expr,)))
     number.within = float(expr.least()), 2.0**63
