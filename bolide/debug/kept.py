@@ -30,16 +30,13 @@ def total(size: int) -> str:
 
 def clear() -> int:
     """Takes all entries out; answers how many there were."""
-    places = [(kind, digest) for kind, digest, *_ in disk.files()]
-    for place in places:
-        disk.remove(*place)
-    return len(places)
+    return disk.clear()
 
 
 def pack(path: Path) -> int:
-    """Writes all entries into one file, as `save_cache_artifacts` does those of a process; answers how many."""
+    """Writes all whole entries into one file, as `save_cache_artifacts` does those of a process; answers how many."""
     read = {(kind, digest): disk.read(kind, digest) for kind, digest, *_ in disk.files()}
-    found = {place: data for place, data in read.items() if data is not None}
+    found = {place: data for place, data in read.items() if data is not None and artifacts.unpack(*place, data)}
     path.write_bytes(artifacts.packed(found.items()))
     return len(found)
 

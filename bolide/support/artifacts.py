@@ -16,6 +16,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import struct
 import time
 import zipfile
@@ -30,10 +31,9 @@ from bolide.support.caches import on_reset
 from bolide.support.errors import BolideError
 from bolide.support.locks import compiling
 
-KINDS = ("objects", "images", "modules", "kernels", "plans", "choices", "libraries", "functions", "sources", "newest")
+KINDS = ("objects", "images", "modules", "kernels", "plans", "choices", "libraries", "functions", "sources")
 """Machine code of modules, and of those for GPUs; where that of bolide's own is; where a kernel's is; plans of graphs;
-schedules that were fastest; times of libraries; entries of compiled functions; digests of our sources; which entries of
-a kind and label were kept last."""
+schedules that were fastest; times of libraries; entries of compiled functions; digests of our sources."""
 
 _MARK = b"bolide\0\1"
 _HEAD = len(_MARK) + 32
@@ -79,7 +79,7 @@ def pack(key: Key, payload: bytes) -> bytes:
 def unpack(kind: str, digest: str, data: bytes) -> Entry | None:
     """The entry at this place; None where these are not the bytes that were written there."""
     content = data[_HEAD:]
-    if data[: len(_MARK)] != _MARK or data[len(_MARK) : _HEAD] != _checksum(kind, digest, content):
+    if kind not in KINDS or data[: len(_MARK)] != _MARK or data[len(_MARK) : _HEAD] != _checksum(kind, digest, content):
         return None
     (length,) = _LENGTH.unpack_from(content)
     label, names = json.loads(content[_LENGTH.size : _LENGTH.size + length])
@@ -223,7 +223,7 @@ def keep(key: Key, payload: bytes) -> None:
     _add([((key.kind, key.digest), data)])
     if is_on():
         _disk().write(key.kind, key.digest, data)
-        _note(key)
+        _disk().add(_list(key), key.digest.encode())
 
 
 def why(key: Key) -> str:
@@ -231,7 +231,7 @@ def why(key: Key) -> str:
     if not is_on():
         return "no cache is used"
     here = reversed(in_memory(key.kind)[-_LOOKED_AT:])
-    there = [(key.kind, digest) for digest in _newest(_index(key))]
+    there = [(key.kind, digest) for digest in _newest(key)]
     found: list[tuple[bool, int, int, list[str]]] = []
     for age, place in enumerate(dict.fromkeys((*here, *there))):
         other = _key_at(place)
@@ -248,25 +248,15 @@ def _key_at(place: Place) -> Key | None:
     return None if entry is None else entry.key
 
 
-def _index(key: Key) -> Key:
-    """Where it is noted which entries of a key's kind and label were kept last."""
-    return Key("newest", {"kind": key.kind, "label": key.label}, key.label)
+def _newest(key: Key) -> list[str]:
+    """The digests of the entries of a key's kind and label that were kept last, the last one first."""
+    found = re.findall(rb"\b[0-9a-f]{64}\b", _disk().listed(_list(key)))
+    return [digest.decode() for digest in dict.fromkeys(reversed(found))][:_LOOKED_AT]
 
 
-def _newest(index: Key) -> list[str]:
-    """The digests of the entries that were kept last, the last one first."""
-    data = _disk().read(index.kind, index.digest)
-    entry = None if data is None else unpack(index.kind, index.digest, data)
-    newest: list[str] = [] if entry is None else json.loads(entry.payload)
-    return newest
-
-
-def _note(key: Key) -> None:
-    """Note that an entry is kept. Of what two processes note at once one is lost: nothing but reasons depends on it."""
-    if key.kind != "newest":
-        index = _index(key)
-        newest = dict.fromkeys((key.digest, *_newest(index)))
-        _disk().write(index.kind, index.digest, pack(index, json.dumps([*newest][:_LOOKED_AT]).encode()))
+def _list(key: Key) -> str:
+    """The name of the list of what is kept of a key's kind and label."""
+    return digest_of(json.dumps([key.kind, key.label]))
 
 
 def _disk() -> ModuleType:
@@ -324,7 +314,7 @@ def unpacked(serialized_artifacts: bytes) -> dict[Place, Entry]:
             for name in archive.namelist():
                 kind, _, digest = name.partition("/")
                 data = archive.read(name)
-                entry = unpack(kind, digest, data) if kind in KINDS else None
+                entry = unpack(kind, digest, data)
                 if entry is None:
                     raise ValueError(f"the entry {name} is damaged")
                 known[kind, digest] = entry

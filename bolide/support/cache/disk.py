@@ -24,8 +24,9 @@ _SWEEP = 8  # one new entry of so many looks whether its shard is full
 _LEAST = 1 << 12  # bytes that an entry counts as, so that there is a limit to how many there are
 _HOUR = 3600.0
 _SIZE = 1 << 30
+_LONG = 1 << 12  # bytes of a list from which on only its end is kept
 _VERSION = "v1"
-_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY", "O_NONBLOCK"))
 
 
 def folder() -> Path:
@@ -75,7 +76,11 @@ def _is_mine(status: os.stat_result) -> bool:
 
 
 def _place(base: Path, kind: str, digest: str) -> Path:
-    return base / f"{int(digest[:2], 16) % SHARDS:02x}" / f"{kind}-{digest}"
+    return _shard(base, digest) / f"{kind}-{digest}"
+
+
+def _shard(base: Path, digest: str) -> Path:
+    return base / f"{int(digest[:2], 16) % SHARDS:02x}"
 
 
 def read(kind: str, digest: str) -> bytes | None:
@@ -83,9 +88,12 @@ def read(kind: str, digest: str) -> bytes | None:
     base = root()
     if base is None:
         return None
-    path = _place(base, kind, digest)
+    return _read(_place(base, kind, digest))
+
+
+def _read(path: Path) -> bytes | None:
     try:
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _FLAGS)
+        file = os.open(path, os.O_RDONLY | _FLAGS)
     except OSError:
         return None
     try:
@@ -111,14 +119,14 @@ def write(kind: str, digest: str, data: bytes) -> bool:
     if base is None or len(data) > limit() // SHARDS:
         return False
     path = _place(base, kind, digest)
-    is_new = not path.exists()
+    sweeps = int(digest[2:4], 16) % _SWEEP == 0 and not path.exists()
     try:
         try:
             _write(path, data)
         except FileNotFoundError:
             os.makedirs(path.parent, 0o700, exist_ok=True)
             _write(path, data)
-        if is_new and int(digest[2:4], 16) % _SWEEP == 0:
+        if sweeps:
             sweep(path.parent, limit() // SHARDS)
         return True
     except OSError as error:
@@ -141,6 +149,34 @@ def _write(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(own)
         raise
+
+
+def listed(name: str) -> bytes:
+    """The lines of a list, the last one added at the end. `name`: a digest."""
+    base = root()
+    return b"" if base is None else _read(_list(base, name)) or b""
+
+
+def add(name: str, line: bytes) -> None:
+    """Add a line to a list, which is no entry. Of a list that has become long, its end is left."""
+    base = root()
+    if base is None:
+        return
+    path = _list(base, name)
+    with contextlib.suppress(OSError):
+        os.makedirs(path.parent, 0o700, exist_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _FLAGS, 0o600)
+        try:
+            os.write(file, line + b"\n")
+            is_long = os.fstat(file).st_size > _LONG
+        finally:
+            os.close(file)
+        if is_long:
+            _write(path, listed(name)[-_LONG // 2 :])
+
+
+def _list(base: Path, name: str) -> Path:
+    return _shard(base, name) / f"list.{name}"
 
 
 def remove(kind: str, digest: str) -> None:
@@ -176,12 +212,26 @@ def sweep(shard: Path, most: int) -> None:
 
 def files() -> Iterator[tuple[str, str, int, float]]:
     """Kind, digest, bytes and time of last use of what the cache holds."""
+    for found in _found():
+        kind, _, digest = found.name.partition("-")
+        if digest:
+            with contextlib.suppress(FileNotFoundError):
+                status = found.stat(follow_symlinks=False)
+                yield kind, digest, status.st_size, status.st_mtime
+
+
+def clear() -> int:
+    """Take all out; answers how many entries there were."""
+    count = len([*files()])
+    for found in _found():
+        with contextlib.suppress(OSError):
+            os.unlink(found.path)
+    return count
+
+
+def _found() -> Iterator[os.DirEntry[str]]:
+    """The files of all shards, but those that are being written."""
     base = root()
     for shard in sorted(base.iterdir()) if base is not None else ():
         with contextlib.suppress(OSError):
-            for found in os.scandir(shard):
-                kind, _, digest = found.name.partition("-")
-                if digest and not found.name.startswith("."):
-                    with contextlib.suppress(FileNotFoundError):
-                        status = found.stat(follow_symlinks=False)
-                        yield kind, digest, status.st_size, status.st_mtime
+            yield from [found for found in os.scandir(shard) if not found.name.startswith(".")]

@@ -119,6 +119,22 @@ def test_reasons_cost_the_same_whatever_the_folder_holds(monkeypatch: pytest.Mon
     assert artifacts.why(Key("choices", {}, "")) == "the first of its kind"
 
 
+@pytest.mark.parametrize("how", range(4), ids=["a bit", "cut off", "longer", "noise"])
+def test_lists_of_what_was_kept_stay_short_and_may_be_damaged(cache: Path, how: int) -> None:
+    """Reasons come from the whole lines of a list, and a keep writes no more than its entry and a line."""
+    for number in range(300):
+        artifacts.keep(Key("plans", {"graph": str(number)}, "a graph"), b"plan")
+    artifacts.reset()
+    (path,) = cache.rglob("list.*")
+    assert path.stat().st_size <= 1 << 12
+    assert artifacts.why(Key("plans", {"graph": "other"}, "a graph")) == "graph 299 → other"
+    damage(path, how)
+    artifacts.keep(Key("plans", {"graph": "before"}, "a graph"), b"plan")
+    artifacts.keep(Key("plans", {"graph": "last"}, "a graph"), b"plan")
+    artifacts.reset()
+    assert artifacts.why(Key("plans", {"graph": "other"}, "a graph")) == "graph last → other"
+
+
 def test_the_number_of_entries_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a few bytes count as a block of a file system; what takes another one's place sweeps nothing."""
     monkeypatch.setenv("BOLIDE_CACHE_SIZE", str(disk.SHARDS * 40_000))
@@ -261,9 +277,12 @@ def test_the_command_shows_packs_and_clears(cache: Path, tmp_path: Path, run_com
     assert "plans: 2" in run_command("cache", "show")
     assert run_command("cache", "pack", str(tmp_path / "packed")) == f"{count} entries written\n"
     assert run_command("cache", "clear") == f"{count} entries taken out\n"
-    assert not entries(cache) and "empty" in run_command("cache", "show")
+    assert not [path for path in cache.rglob("*") if path.is_file()] and "empty" in run_command("cache", "show")
     assert run_command("cache", "unpack", str(tmp_path / "packed")) == f"{count} entries taken\n"
     assert all(lookup.hit for lookup in check() if lookup.kind == "plans")
+    damage(entries(cache)[0], 0)
+    assert run_command("cache", "pack", str(tmp_path / "packed")) == f"{count - 1} entries written\n"
+    assert run_command("cache", "unpack", str(tmp_path / "packed")) == f"{count - 1} entries taken\n"
     (tmp_path / "packed").write_bytes(b"other bytes")
     assert "not what save_cache_artifacts" in run_command("cache", "unpack", str(tmp_path / "packed"))
 
