@@ -75,6 +75,29 @@ def volume(extents: Iterable[Expr]) -> Expr:
     return points
 
 
+def part_length(extent: Expr, part: Expr, size: int) -> Expr:
+    """The length of a part, by its number, of an axis that is cut in parts of `size`: the last has what is left."""
+    return Expr.const(size) if extent.is_const and extent.value % size == 0 else Expr.min(extent - part * size, size)
+
+
+def ravel(coords: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
+    """The row-major position of `coords` in `shape`."""
+    linear = Expr.const(0)
+    for coord, size in zip(coords, shape):
+        linear = linear * size + coord
+    return linear
+
+
+def unravel(linear: Expr, shape: Sequence[Expr]) -> tuple[Expr, ...]:
+    """The inverse of `ravel`, for 0 <= linear < volume(shape)."""
+    coords: list[Expr] = []
+    for size in reversed(shape[1:]):
+        coords.append(linear % size)
+        linear = linear // size
+    coords.extend([linear] if shape else [])
+    return tuple(reversed(coords))
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """What a definition comes from: the name of the graph's node and, of calls, the line of the program."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import torch
 
-from bolide.inductor.ir.definitions import axis_var, volume
+from bolide.inductor.ir.definitions import axis_var, part_length, unravel, volume
 from bolide.inductor.ir.loops import (
     VECTOR_KINDS,
     Access,
@@ -71,20 +71,21 @@ def in_parts(axes: Sequence[Axis], number: str, count: Expr, size: int, body: Se
     """A loop over the rows of part `number` of `count`, each of so many iterations of the nest of `axes`."""
     extent = volume(axis.extent for axis in axes)
     rows = _inside(Axis(axes[-1].name, extent, "serial"), number, size, "serial")
-    rest, place = axis_var(number, count) * size + axis_var(rows.name, rows.extent), dict[str, Expr]()
-    for axis in reversed(axes[1:]):
-        place[axis.name], rest = rest % axis.extent, rest // axis.extent
-    place[axes[0].name] = rest
+    row = axis_var(number, count) * size + axis_var(rows.name, rows.extent)
+    place = _places(row, axes)
     new = substitute(place)
     return (Loop(rows, tuple([_moved(statement, place, new) for statement in body])),)
 
 
+def _places(iteration: Expr, axes: Sequence[Axis]) -> dict[str, Expr]:
+    """The place on each axis of an iteration of a nest, by its number."""
+    return dict(zip([axis.name for axis in axes], unravel(iteration, [axis.extent for axis in axes])))
+
+
 def _inside(axis: Axis, block: str, size: int, kind: AxisKind) -> Axis:
     """The axis within a block: shorter in the last one, unless `size` divides it."""
-    if axis.extent.is_const and axis.extent.value % size == 0:
-        return Axis(axis.name, Expr.const(size), kind)
-    left = axis.extent - axis_var(block, axis.extent.ceildiv(size)) * size
-    return Axis(axis.name, Expr.min(left, size), kind)
+    number = axis_var(block, axis.extent.ceildiv(size))
+    return Axis(axis.name, part_length(axis.extent, number, size), kind)
 
 
 def _moved(statement: Stmt, place: Mapping[str, Expr], new: Rewriter) -> Stmt:
@@ -168,10 +169,8 @@ def _as_one(loop: Loop) -> Loop:
     """Two loops of known extents, one in the other, as one."""
     (inner,) = loop.body
     assert isinstance(inner, Loop)
-    length = inner.axis.extent
-    axis = replace(inner.axis, extent=loop.axis.extent * length)
-    both = axis_var(axis.name, axis.extent)
-    place = {loop.axis.name: both // length, inner.axis.name: both % length}
+    axis = replace(inner.axis, extent=loop.axis.extent * inner.axis.extent)
+    place = _places(axis_var(axis.name, axis.extent), (loop.axis, inner.axis))
     return Loop(axis, tuple([_moved(statement, place, substitute(place)) for statement in inner.body]))
 
 

@@ -6,11 +6,12 @@ from functools import partial
 
 import torch
 
+from bolide.inductor.ir.definitions import ravel
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import Coords, NumberOrSize, Operand, TensorValue, ravel
+from bolide.inductor.lowering.values import Coords, NumberOrSize, Operand, TensorValue
 from bolide.symbolic import Expr, as_expr
 from bolide.tracing import rng
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._ops import OpOverloadPacket
 
-from bolide.inductor.ir.definitions import Computed, volume
+from bolide.inductor.ir.definitions import Computed, ravel, volume
 from bolide.inductor.ir.loops import Node, ReduceOp
 from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.formulas import truth
 from bolide.inductor.lowering.registry import EXTERN, lowering
-from bolide.inductor.lowering.values import ONE, ZERO, Coords, NumberOrSize, Reader, TensorValue, ravel
+from bolide.inductor.lowering.values import ONE, ZERO, Coords, NumberOrSize, Reader, TensorValue
 from bolide.inductor.lowering.views import reshape, sliced
 from bolide.symbolic import Expr
 from bolide.tracing import TensorMeta

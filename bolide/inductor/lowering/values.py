@@ -143,24 +143,6 @@ def exprs(sizes: Sequence[object]) -> Coords:
     return tuple(map(as_expr, sizes))
 
 
-def ravel(coords: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
-    """The row-major position of `coords` in `shape`."""
-    linear = ZERO
-    for coord, size in zip(coords, shape):
-        linear = linear * size + coord
-    return linear
-
-
-def unravel(linear: Expr, shape: Sequence[Expr]) -> Coords:
-    """The inverse of `ravel`, for 0 <= linear < volume(shape)."""
-    coords: list[Expr] = []
-    for size in reversed(shape[1:]):
-        coords.append(linear % size)
-        linear = linear // size
-    coords.extend([linear] if shape else [])
-    return tuple(reversed(coords))
-
-
 def same_layout(shape: Sequence[Expr], a: Sequence[Expr], b: Sequence[Expr]) -> bool:
     """Whether strides `a` and `b` place the elements of a tensor of `shape` alike (strides of dimensions of size 1
     say nothing)."""

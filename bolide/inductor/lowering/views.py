@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 import torch.fx
 
-from bolide.inductor.ir.definitions import volume
+from bolide.inductor.ir.definitions import ravel, unravel, volume
 from bolide.inductor.lowering.context import Lowering
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import (
@@ -18,9 +18,7 @@ from bolide.inductor.lowering.values import (
     IndexMap,
     TensorValue,
     broadcast,
-    ravel,
     replaced,
-    unravel,
 )
 from bolide.support.caches import on_reset
 from bolide.symbolic import Expr, as_expr, contiguous_strides

@@ -36,7 +36,8 @@ def fuse(left: Group, right: Group, ctx: Scheduling) -> Group | str:
         return "the kernel would become too large"
     spread = ctx.machine.spreads_marks and _can_be_spread(left, right)
     across = _are_across(left, right)
-    if reason := _measure(left, right, across, ctx) if not spread else None:
+    met = replace(right, outer=right.inner, inner=right.outer) if across else right  # whose rows are the left's
+    if not spread and (reason := _part(left, right, across, ctx) or _measure(left, met)):
         return reason
     left_reads, right_reads = reads_by_buffer(left.stages), reads_by_buffer(right.stages)
     if len(left_reads.keys() | right_reads.keys()) > ctx.machine.most_buffers:
@@ -44,10 +45,10 @@ def fuse(left: Group, right: Group, ctx: Scheduling) -> Group | str:
     unifier = Unifier(left.space, right.space)
     reason = (
         _relate(left, right, left_reads, right_reads, ctx.buffers, unifier)
-        or (_cover_marks if spread else _cover_columns if across else _cover)(left, right, unifier)
+        or (_cover_marks if spread else _cover)(left, met, unifier)
         or _profit(left, right, ctx, across)
     )
-    joined = reason or _join(left, right, unifier, spread)
+    joined = reason or _join(left, right, unifier, spread, across)
     if scan and isinstance(joined, Group):
         whole = all(len(stage.axes) == len(joined.space) for stage in joined.stages)
         return joined if whole and [name for name, _ in joined.inner] == [scan] else "the scan's axis differs"
@@ -89,17 +90,8 @@ def _are_across(left: Group, right: Group) -> bool:
     return bool(left.inner and right.inner) and _is_of_columns(left) != _is_of_columns(right)
 
 
-def _cover_columns(left: Group, right: Group, unifier: Unifier) -> str | None:
-    """`_cover`, where the rows of one group are what the other one reduces."""
-    fits = unifier.equate_axes(left.outer, right.inner) and unifier.equate_axes(left.inner, right.outer)
-    fits = fits and {unifier.name(a) for a in unifier.axes(right.inner)} == unifier.axes(left.outer)
-    return None if fits else "one reduces other columns than those of the other one's rows"
-
-
-def _measure(left: Group, right: Group, across: bool, ctx: Scheduling) -> str | None:
-    """Refuses what differs in size: rows must meet rows, whatever the data are."""
-    if across:
-        right = replace(right, outer=right.inner, inner=right.outer)
+def _part(left: Group, right: Group, across: bool, ctx: Scheduling) -> str | None:
+    """Refuses reductions in parts that one team cannot make in the same loops."""
     if left.parts and right.parts and (left.parts.count, left.parts.size) != (right.parts.count, right.parts.size):
         return "they reduce in different parts"
     if _is_of_columns(left) != _is_of_columns(right) and not across:
@@ -108,6 +100,11 @@ def _measure(left: Group, right: Group, across: bool, ctx: Scheduling) -> str | 
         return "a thread would have too many sums of columns"
     if (left.columns or right.columns or across) and any(s.mode == "any" for s in (*left.stages, *right.stages)):
         return "one of them sets flags"
+    return None
+
+
+def _measure(left: Group, right: Group) -> str | None:
+    """Refuses what differs in size: rows must meet rows, whatever the data are."""
     rows, other_rows = volume(e for _, e in left.outer), volume(e for _, e in right.outer)
     length, other_length = volume(e for _, e in left.inner), volume(e for _, e in right.inner)
     if left.inner and right.inner:
@@ -210,8 +207,8 @@ def _count(extent: Expr) -> int:
     return extent.value if extent.is_const else 1 << 40
 
 
-def _join(left: Group, right: Group, unifier: Unifier, spread: bool) -> Group | str:
-    columns_first = _are_across(left, right) and _is_of_columns(left)
+def _join(left: Group, right: Group, unifier: Unifier, spread: bool, across: bool) -> Group | str:
+    columns_first = across and _is_of_columns(left)
     larger = right if (right.inner and not left.inner) or (spread and _only_marks(left)) or columns_first else left
     whole = unifier.leaves(larger.space)
     stages = [*_moved(left, unifier), *_moved(right, unifier)]

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from bolide.inductor.ir.definitions import Element, Layout, axis_vars, volume
+from bolide.inductor.ir.definitions import Element, axis_var, ravel, volume
 from bolide.inductor.ir.loops import (
     Access,
     Axis,
@@ -217,8 +217,8 @@ def _passes(
 
 def _column(stage: Stage, schedule: Schedule) -> Access:
     """The scratch memory with a part's sum of a column."""
-    inner = [(axis.name, axis.extent) for axis in schedule.inner]
-    return Access(f"{stage.name}_sums", Layout.row_major([extent for _, extent in inner]).address(axis_vars(inner)))
+    coords = [axis_var(axis.name, axis.extent) for axis in schedule.inner]
+    return Access(f"{stage.name}_sums", ravel(coords, [axis.extent for axis in schedule.inner]))
 
 
 def _added_to_column(stage: Stage, schedule: Schedule) -> Store:

@@ -34,6 +34,7 @@ from bolide.inductor.ir.definitions import (
     WriteBack,
     axis_var,
     axis_vars,
+    unravel,
     volume,
 )
 from bolide.inductor.ir.loops import Node
@@ -73,8 +74,10 @@ def split_reductions(program: Program, machine: Machine) -> Program:
     runs), each part of a column takes one element more, or a rest is reduced by itself and joined with the others.
     Symbolic sizes count as what they were while the program was traced."""
 
-    marks, buffers = marks_of(program), program.buffers()
-    by_rows = [each for each in program.definitions if isinstance(each, Computed) and _is_of_rows(each)]
+    marks = marks_of(program)
+    computed = [each for each in program.definitions if isinstance(each, Computed)]
+    by_rows = [*filter(_is_of_rows, computed)] if machine.part_rows else []
+    buffers = program.buffers() if by_rows else {}
 
     def in_parts(definition: Definition) -> list[Definition]:
         if not isinstance(definition, Computed) or definition.name in marks:
@@ -101,7 +104,7 @@ def _rows_of_part(
 ) -> int:
     """How many rows each part of a sum of columns has, of data that are reduced by rows as well: teams that have some
     rows each make both in one pass. 0: there are no such data, or too few rows or columns for that."""
-    if not machine.part_rows or definition.reduce_op != "sum" or definition.scan or _along_memory(definition):
+    if not by_rows or definition.reduce_op != "sum" or definition.scan or _along_memory(definition):
         return 0
     rows, columns = volume(extent for _, extent in definition.reduce_axes), volume(definition.shape)
     (least, most), usual = machine.part_columns, rows.subs(sizes)
@@ -124,12 +127,10 @@ def _read(definition: Computed) -> set[str]:
 
 def _in_parts_of(definition: Computed, size: int) -> list[Definition]:
     """The definitions of the parts of a reduction, of so many elements each, and of what is reduced from them."""
-    name, extent = definition.name, volume(extent for _, extent in definition.reduce_axes)
-    along, count = f"{name}_row", extent.ceildiv(size)
-    rest, place = axis_var(along, extent), dict[str, Expr]()
-    for axis, length in reversed(definition.reduce_axes[1:]):
-        place[axis], rest = rest % length, rest // length
-    place[definition.reduce_axes[0][0]] = rest
+    name, (reduced, lengths) = definition.name, zip(*definition.reduce_axes)
+    along, extent = f"{name}_row", volume(lengths)
+    count = extent.ceildiv(size)
+    place = dict(zip(reduced, unravel(axis_var(along, extent), lengths)))
     axes = tuple([f"{axis}_{name}_parts" for axis in definition.axes])
     place |= dict(zip(definition.axes, axis_vars(zip(axes, definition.shape))))
     parts = replace(

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from bolide.inductor.ir.definitions import Computed, Extern, Layout, Result, Scatter, WriteBack, axis_var
+from bolide.inductor.ir.definitions import Computed, Extern, Layout, Result, Scatter, WriteBack, axis_var, part_length
 from bolide.inductor.ir.loops import CPU, Node, ReduceOp, ScatterMode
 from bolide.inductor.ir.structure import Describer, Structure, number
 from bolide.inductor.ir.walks import index_vars, loads_of, nodes_below, reads, roots_of, substitute, with_roots, writes
@@ -144,10 +144,9 @@ def _in_runs(stage: Stage, axis: str, length: int) -> Stage:
     """A scan that begins anew at each multiple of `length`: the runs are an axis of their own."""
     extent = dict(stage.axes)[axis]
     runs = (f"{axis}h", extent.ceildiv(length))
-    first = axis_var(*runs) * length
-    is_even = extent.is_const and extent.value % length == 0
-    within = (f"{axis}l", Expr.const(length) if is_even else Expr.min(extent - first, length))
-    place = {axis: first + axis_var(*within)}
+    run = axis_var(*runs)
+    within = (f"{axis}l", part_length(extent, run, length))
+    place = {axis: run * length + axis_var(*within)}
     axes = [(runs, within) if known[0] == axis else (known,) for known in stage.axes]
     coords = tuple([coord.subs(place) for coord in stage.coords])
     return with_roots(stage, substitute(place), axes=tuple(chain.from_iterable(axes)), coords=coords, scan=within[0])
@@ -192,11 +191,10 @@ def with_parts_outside(group: Group) -> Group:
     if (parts := group.parts) is None or group.columns:
         return group
     ((name, extent),) = group.inner
-    first = axis_var(parts.axis, parts.count) * parts.size
-    is_even = extent.is_const and extent.value % parts.size == 0
-    within = (f"{name}w", Expr.const(parts.size) if is_even else Expr.min(extent - first, parts.size))
-    new = substitute({name: first + axis_var(*within)})
     number = (parts.axis, parts.count)
+    part = axis_var(*number)
+    within = (f"{name}w", part_length(extent, part, parts.size))
+    new = substitute({name: part * parts.size + axis_var(*within)})
     stages = [with_roots(s, new, axes=(number, *s.axes), reduce_axes=(within,), parts=None) for s in group.stages]
     return Group(tuple(stages), (number, *group.outer), (within,))
 

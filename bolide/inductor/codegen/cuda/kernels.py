@@ -110,7 +110,7 @@ class TeamWriter(RegionWriter):
         self.axes: list[Axis] = []  # of the loops around
         self.in_parts: set[str] = set()  # accumulators of which each thread has a part
         self.is_apart = False  # whether each thread is at an iteration of its own
-        self.per_block = BLOCK if size == 1 else _warps(kernel) if size == WARP else 1
+        self.per_block = BLOCK if size == 1 else _warps(kernel, self.held) if size == WARP else 1
         b = self.b
         block, thread = (b.convert("zext", special(b, name), "i64") for name in ("ctaid.x", "tid.x"))
         if kernel.batch > 1:
@@ -633,9 +633,8 @@ class TeamWriter(RegionWriter):
                 loaded[key] = value
 
 
-def _warps(kernel: Kernel) -> int:
-    """Teams of a block, each a warp: one, if it is to have all of the block's scratch memory."""
-    held = held_by_threads(kernel)
+def _warps(kernel: Kernel, held: frozenset[str]) -> int:
+    """Teams of a block, each a warp: one, if it is to have all of the block's scratch memory. `held`: what is none."""
     rooms = [local for local in kernel.locals if local.name not in held]
     sizes = [(local.numel.bounds()[1] or 0, local.dtype.itemsize) for local in rooms]
     scratch = sum([(most + -most % ROOM) * size for most, size in sizes])
