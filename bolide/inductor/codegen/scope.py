@@ -237,8 +237,9 @@ def multiple_of(expr: Expr, known: dict[str, int] | None = None) -> int:
 
 
 def step_along(index: Expr, axis: str, lanes: int) -> Expr | None:
-    """How far an index moves along an axis, from a multiple of `lanes` on, so many steps, if always alike: quotients of
-    places of which only the first one may be a multiple of the divisor are the same, and their rests are neighbours."""
+    """How far an index moves at each step along an axis, where `lanes` steps begin at a multiple of `lanes`; None if
+    not always alike. Where `lanes` divides a divisor, such steps stay between two of its multiples: quotients stay the
+    same, and rests grow by one."""
     if (plain := index.coefficient(axis)) is not None:
         return plain
     step = 0

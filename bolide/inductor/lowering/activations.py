@@ -172,8 +172,7 @@ def hardshrink(x: Node, lambd: Node | float = 0.5) -> Node:
 
 @arithmetic_formula(aten.softshrink_backward.default, aten.hardshrink_backward.default)
 def shrink_backward(g: Node, x: Node, lambd: Node | float) -> Node:
-    low = -lambd if isinstance(lambd, float) else sc.neg(lambd)
-    return sc.where(sc.logical_and(sc.ge(x, low), sc.le(x, lambd)), 0.0, g)
+    return sc.where(sc.le(sc.absolute(x), lambd), 0.0, g)
 
 
 #: those that are a single expression

@@ -31,8 +31,8 @@ def held_by_threads(kernel: Kernel) -> frozenset[str]:
 
 
 def width_of_held(kernel: Kernel, held: frozenset[str]) -> int:
-    """Elements that a thread takes at a time of each loop that touches what threads hold: it holds the same ones in all
-    of them. Loops that touch little else take as many as others do."""
+    """Elements that a thread takes at a time of each loop that touches what threads hold: the same number in all, so
+    that it meets its own. Loops that load something else decide on it, if there are any."""
     loops = [loop for loop in _loops(kernel.body) if touches(loop, held)]
     given = [loop for loop in loops if any(node.arg.buffer not in held for node in loads_of(roots_in(loop.body)))]
     return min([width_of(loop.axis, loop.body, kernel.team, held) for loop in given or loops], default=1)

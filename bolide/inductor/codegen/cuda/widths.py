@@ -43,9 +43,9 @@ def width_of(axis: Axis, body: Sequence[Stmt], team: int = 1, held: frozenset[st
 
 
 def _width_of_gathering(axis: Axis, sizes: Sequence[int], width: int) -> int:
-    """Elements that a thread takes at a time where data say what is loaded, so that it has several loads in flight:
-    indices that lie along the axis count little, and of whole rows it takes twice as many. `width`: if the axis cannot
-    be divided so."""
+    """Elements that a thread takes at a time where data say what is loaded, so that it has several loads in flight.
+    Indices of 8 bytes that lie along the axis do not make it take fewer; without these whole rows are loaded, of which
+    it takes twice as many as of others. `width`: what it takes if that does not divide the axis."""
     data = [size for size in sizes if size < 8] or sizes
     more = min(WIDEST // max(data), MOST_GATHERED) if max(sizes) == 8 else 2 * WIDEST // max(data)
     return more if multiple_of(axis.extent) % more == 0 else width
