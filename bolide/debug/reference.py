@@ -30,9 +30,6 @@ ROUNDING = {
     torch.bfloat16: 3e-2,
 }
 
-_ATEN = torch.ops.aten
-_SUMS = {_ATEN.sum.dim_IntList, _ATEN.sum.default}
-
 
 def _wide(value: Tensor) -> Tensor:
     value = value.detach() if value.layout is torch.strided else value.detach().to_dense()
@@ -53,44 +50,38 @@ def close(actual: Tensor, expected: Tensor, rounding: float) -> Tensor:
     return errors(actual, expected) <= rounding * (size + mean)
 
 
-def terms_of(node: fx.Node, values: Mapping[fx.Node, Any]) -> float:
-    """How large a sum would be on average if nothing of it cancelled: the gradient of a bias in front of a batch norm
-    is nothing but rounding. 0 for other operations."""
-    if node.target not in _SUMS and not traits_of(node.target).product:
-        return 0.0
-    parts = [values[part] for part in node.all_input_nodes]
-    if not all(isinstance(part, Tensor) and part.is_floating_point() for part in parts):
-        return 0.0
-    sizes = {part: _wide(values[part]).abs() for part in node.all_input_nodes}
-    args = fx.map_arg(node.args, sizes.__getitem__)
-    total = node.target(*args)  # type: ignore[operator]
-    return float(total.mean()) if total.numel() else 0.0
-
-
 def disagree(
     actual: object,
     expected: object,
     exact: Callable[[], object] = lambda: None,
-    terms: Callable[[], float] = lambda: 0.0,
+    rounded: Callable[[], object] = lambda: None,
 ) -> bool:
     """Whether `actual` is another result than `expected`. `exact` gives the result of float64 (None: nobody knows): an
-    element may be nearer to it than `expected`, or off by a few times as much as `expected` is. `terms`: see
-    `terms_of`."""
+    element may be nearer to it than `expected`, or off by a few times as much as `expected` is, or as what `rounded`
+    gives, for which every step before it was rounded otherwise: where terms cancel, rounding is all there is."""
     if not isinstance(actual, Tensor) or not isinstance(expected, Tensor):
         return isinstance(actual, Tensor) or isinstance(expected, Tensor) or bool(actual != expected)
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return True
     rounding = ROUNDING.get(expected.dtype, 0.0)
     near = close(actual, expected, rounding)
-    if not near.all():
-        near |= errors(actual, expected) <= rounding * terms()
     if near.all():
         return False
     true = exact()
     if not isinstance(true, Tensor) or true.shape != expected.shape:
         return True
-    allowed = 4 * errors(expected, true).clamp(max=1e300).norm() / max(1, true.numel()) ** 0.5
-    return not bool((near | close(actual, true, rounding) | (errors(actual, true) <= 4 * allowed)).all())
+    near |= close(actual, true, rounding) | (errors(actual, true) <= 16 * _typical(errors(expected, true)))
+    if near.all():
+        return False
+    other = rounded()
+    if not isinstance(other, Tensor) or other.shape != true.shape:
+        return True
+    return not bool((near | (errors(actual, true) <= 16 * _typical(errors(other, true)))).all())
+
+
+def _typical(error: Tensor) -> Tensor:
+    """The root of the mean square."""
+    return error.clamp(max=1e150).square().mean().sqrt() if error.numel() else error.sum()
 
 
 def most_different(actual: object, expected: object) -> tuple[tuple[int, ...], float, Any, Any]:
@@ -318,6 +309,28 @@ class Exactly:
     def _values(self) -> dict[fx.Node, Any]:
         return evaluated(self._graph, [doubled(value) for value in copied(self._inputs)], self._call)
 
+    @functools.cached_property
+    def _rounded(self) -> Mapping[fx.Node, object]:
+        """The same where each number is off by as much as rounding to its own dtype may do."""
+        generator = torch.Generator().manual_seed(0)
+
+        def off(value: object, like: object) -> object:
+            if isinstance(value, (tuple, list)) and isinstance(like, (tuple, list)):
+                return type(value)(map(off, value, like))
+            if not isinstance(value, Tensor) or not isinstance(like, Tensor) or like.dtype not in SMALLER:
+                return value
+            unit = torch.finfo(like.dtype).eps / 2
+            share = torch.rand(value.shape, generator=generator, dtype=torch.float64).to(value.device)
+            return value * (1 + unit * (2 * share - 1))
+
+        def call(node: fx.Node, args: Any, kwargs: Any) -> object:
+            value = self._call(node, args, kwargs)
+            traits = traits_of(node.target)
+            return value if traits.view or traits.impure else off(value, self.expected[node])
+
+        inputs = [off(doubled(value), value) for value in copied(self._inputs)]
+        return evaluated(self._graph, inputs, call)
+
     def _call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         if not traits_of(node.target).seeded and torch.Tag.inplace_view not in getattr(node.target, "tags", ()):
             try:
@@ -330,8 +343,7 @@ class Exactly:
 
     def disagrees(self, node: fx.Node, actual: object) -> bool:
         """Whether a node has come out otherwise than `expected`."""
-        terms = functools.partial(terms_of, node, self.expected)
-        return disagree(actual, self.expected[node], lambda: self._values[node], terms)
+        return disagree(actual, self.expected[node], lambda: self._values[node], lambda: self._rounded[node])
 
 
 def first_difference(wrong: Sequence[fx.Node], exact: Exactly, probe: Probe) -> tuple[fx.Node, Any] | None:

@@ -13,9 +13,11 @@ import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import bolide
 from bolide.cli import main
+from bolide.debug.reference import Exactly, evaluate
 from bolide.inductor.lowering import registry
 
 aten = torch.ops.aten
@@ -65,6 +67,18 @@ def test_right_programs_agree_in_training_with_changing_sizes(build: Callable[[i
             assert torch.allclose(twin(x), model(x), atol=1e-5)
         model.train()
     assert not bolide.shadow.reports
+
+
+def test_what_cancels_may_differ_by_the_rounding_of_what_it_is_made_of() -> None:
+    x = torch.randn(200)
+    graph = make_fx(lambda x, y: x * 0.1 - y * 0.1)(x, x.clone())
+    expected = evaluate(graph, [x, x.clone()])
+    *_, difference, _ = graph.graph.nodes
+    contracted = (x.double() * 0.1 - (x * 0.1).double()).float()  # a multiplication and a subtraction, rounded once
+    assert contracted.abs().max() > 0
+    exact = Exactly(graph, [x, x.clone()], expected)
+    assert not exact.disagrees(difference, contracted)
+    assert exact.disagrees(difference, contracted * 1000)
 
 
 def test_effects_and_buffers_happen_once() -> None:
