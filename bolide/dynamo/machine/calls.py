@@ -391,7 +391,7 @@ def referent(vm: Machine, reference: Any) -> Any:
     target = weakref.ref.__call__(reference)
     source = vm.world.identities.place_of(reference)
     if source is not None:
-        vm.world.lifetimes.refuse_deaths()
+        vm.world.lifetimes.refuse_deaths(target)
         return vm.world.wrap(target, Source("apply", source, (), weakref.ref.__call__))
     known = vm.world.identities.seen.get(id(target))
     return target if known is None or known[0] is not target else known[1]

@@ -411,14 +411,38 @@ class Lifetimes:
             reason = "an object that was made before a break, and whose end can be seen, is dropped"
             raise self.world.guards.refusal("outside_object", reason)
 
-    def refuse_deaths(self) -> None:
-        """The program asks what is referred to weakly. Raises Unsupported where it has written over a reference to an
-        object of the outside world, perhaps the last one: that has happened for real then."""
+    def refuse_deaths(self, asked: object = None) -> None:
+        """The program asks what is referred to weakly: for `asked`, or for anything. Raises Unsupported where it has
+        written over a reference to an object of the outside world, perhaps the last one: that has happened for real
+        then. A tensor that goes takes nothing along that was found elsewhere, and is still held there."""
+        held = self._held(asked)
         for change in self.world.journal.changes():
             for value in change.gone():
-                if not (value is MISSING or type(value) in CONSTANT_TYPES or isinstance(value, _SYMBOLS)):
+                if not (_is_never_missed(value) or (held and _is_beside(value, held))):
                     reason = "what is referred to weakly is asked for where an object may have died"
                     raise self.world.guards.refusal("outside_object", reason)
+
+    def _held(self, asked: object) -> list[Seen]:
+        """What lies on the path of references on which an outside object was found: none if it has not been found, or
+        if one of them is weak."""
+        known = self.world.identities.seen.get(id(asked))
+        if known is None or known.real is not asked:
+            return []
+        path = set(known.source.steps())
+        if any(step.kind in ("apply", "drawn") for step in path):
+            return []
+        return [seen for seen in self.world.identities.seen.values() if seen.source in path]
+
+
+def _is_never_missed(value: object) -> bool:
+    return value is MISSING or type(value) in CONSTANT_TYPES or isinstance(value, _SYMBOLS)
+
+
+def _is_beside(value: object, held: list[Seen]) -> bool:
+    """Whether a value is a tensor, or a tuple of tensors, and none that is held there."""
+    if type(value) is tuple:
+        return all(_is_never_missed(item) or _is_beside(item, held) for item in value)
+    return isinstance(value, torch.Tensor) and not any(value is seen.real or value is seen.value for seen in held)
 
 
 _UNUSED_LIST = 5  # references to a list that is watched: it is also among `seen` and `snapshots`

@@ -72,7 +72,10 @@ def by_probes(ask: Ask, elsewhere: Ask, args: Any, kwargs: Any) -> Any:
         return None
 
     def answer(values: Values) -> Any:
-        """What torch says for these sizes; None if it refuses them."""
+        """What torch says for these sizes; None if it refuses them, or if there are none of something: the strides of
+        nothing say little."""
+        if any(type(size) is torch.SymInt and _of(size, values) < 1 for size in sizes):
+            return None
         try:
             return elsewhere(_valued(args, values), _valued(kwargs, values))
         except Exception:

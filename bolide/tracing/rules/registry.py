@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._ops import OpOverload
 from torch.fx.immutable_collections import immutable_list
 
 from bolide.support.errors import BolideError, Unsupported
 from bolide.support.registers import register
-from bolide.symbolic import ShapeEnv
+from bolide.symbolic import ShapeEnv, contiguous_strides
 from bolide.tracing import modes
 from bolide.tracing.graph import Handle, mapped
 from bolide.tracing.isolation import keep_dynamo_out_of_meta_kernels
@@ -205,8 +206,22 @@ def _within_spectrum(x: TensorMeta, dims: Any, _: Any, length: int) -> bool:
 
 _UNCHECKED = {"_fft_c2r": _within_spectrum}
 """Kernels that read behind the memory of their operands for sizes that fit one another badly, and when they fit."""
-_TRANSFORMS = ("_fft_r2c", "_fft_c2c")
+_TRANSFORMS = ("_fft_r2c", "_fft_c2c", "_fft_c2r")
 """Kernels that take whatever sizes they are given; their results have other strides than those of meta kernels."""
+
+
+def _transformed(func: OpOverload, x: TensorMeta, dims: list[int], mode: int, last: int) -> TensorMeta:
+    """The meta of a transform of much data: the order in memory is that of the kernel's result for a small operand that
+    lies in memory in the same way."""
+    told: TensorMeta = _of_meta_kernel(func, (x, dims, mode, last), {})
+    steps = sorted({step for step in x.stride if step})
+    shape = tuple(min(size, 3) for size in x.shape)
+    small = x._replace(shape=shape, stride=tuple(4 ** steps.index(step) if step else 0 for step in x.stride), offset=0)
+    length = max(2 * (shape[dims[-1]] - 1), 1) if func._opname == "_fft_c2r" else last
+    stride = by_real_kernel(func, (small, dims, mode, length), {}).stride
+    order = sorted(range(len(stride)), key=lambda dim: (-stride[dim], dim))
+    dense = dict(zip(order, contiguous_strides(tuple(told.shape[dim] for dim in order))))
+    return told._replace(stride=tuple(dense[dim] for dim in range(len(stride))))
 
 
 def _ask(func: Any, args: Any, kwargs: Any) -> Any:
@@ -215,8 +230,11 @@ def _ask(func: Any, args: Any, kwargs: Any) -> Any:
         raise RuntimeError(f"sizes that {func} does not check do not fit one another")
     tensors = found_in([args, kwargs], TensorMeta)
     may_do_more = func.namespace not in _LIBRARIES or func._opname in kernels.TRUSTING  # a collective, or the user's
-    if may_do_more or not all(meta.device.type == "cpu" and meta.is_small(1 << 14) for meta in tensors):
+    if may_do_more or not all(meta.device.type == "cpu" for meta in tensors):
         return by_meta_kernel(func, args, kwargs)
+    if not all(meta.is_small(1 << 14) for meta in tensors):
+        transforms = func.namespace == "aten" and func._opname in _TRANSFORMS
+        return _transformed(func, *args) if transforms else by_meta_kernel(func, args, kwargs)
     try:
         return by_real_kernel(func, args, kwargs)
     except Unsupported:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +76,25 @@ def test_marks_of_results_are_eagers(backend: str) -> None:
             if grad:
                 gradients = [torch.autograd.grad([abs(r).sum() for r in results], x)[0] for results in (mine, theirs)]
                 torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("most", [4, 40])
+def test_transforms_lie_in_memory_as_eagers_do_whatever_their_size(most: int) -> None:
+    for transform in (
+        torch.fft.fft2,
+        torch.fft.rfft2,
+        torch.fft.irfft2,
+        torch.fft.rfft,
+        torch.fft.ihfft,
+        torch.fft.rfftn,
+    ):
+        order = random.sample(range(3), 3)
+        x = torch.randn(random.sample(range(most - 2, most + 2), 3)).permute(order)
+        dims = random.sample(range(3), 2)
+        program = functools.partial(transform, dim=dims if transform.__name__.endswith(("2", "n")) else dims[0])
+        mine, theirs = bolide.compile(program)(x), program(x)
+        assert mine.stride() == theirs.stride(), (transform, order, dims)
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_arguments_have_any_name() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import types
+import weakref
 from typing import Any
 
 import pytest
@@ -83,6 +85,47 @@ def test_a_diagonal_is_filled() -> None:
     assert count == 0
 
 
+class _Stateful(nn.Module):
+    """Recurrent layers in a model that keeps tensors, too: layers ask weak references whether their weights live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weighted = nn.utils.weight_norm(nn.Linear(4, 4))
+        self.first, self.second = nn.LSTM(4, 5), nn.GRU(5, 5)
+        self.state: Any = None
+        self.mean = torch.zeros(5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, state = self.first(self.weighted(x), self.state)
+        self.state, self.mean = tuple(part.detach() for part in state), y.mean((0, 1)).detach()
+        return self.second(y - self.mean)[0]
+
+
+def test_recurrent_layers_of_a_model_that_keeps_tensors_are_no_break(seed: int) -> None:
+    torch.manual_seed(seed)
+    theirs = _Stateful()
+    torch.manual_seed(seed)
+    ours = _Stateful()
+    compiled: Any = bolide.compile(ours, fullgraph=True)
+    for length in LENGTHS[:3]:
+        x = torch.randn(length, 2, 4)
+        torch.testing.assert_close(compiled(x), theirs(x))
+        torch.testing.assert_close((ours.state, ours.mean), (theirs.state, theirs.mean))
+
+
+def test_a_reference_to_a_weight_that_may_have_gone_is_a_break() -> None:
+    def program(x: torch.Tensor, box: types.SimpleNamespace) -> Any:
+        kept = box.weight.sum()
+        box.weight = x + kept
+        return x * 2, box.seen() is None
+
+    compiled: Any = bolide.compile(program, backend="eager")
+    for function in (program, compiled, compiled):
+        box = types.SimpleNamespace(weight=torch.ones(3))
+        box.seen = weakref.ref(box.weight)
+        assert function(torch.ones(3), box)[1]
+
+
 def test_dropout_in_evaluation_gives_the_tensor_itself() -> None:
     def program(x: Any, n: int) -> Any:
         y = x * 1
@@ -127,6 +170,10 @@ OF_SIZES: dict[str, tuple[Any, Any]] = {
     "multilabel margin": (
         lambda x: F.multilabel_margin_loss(x, torch.arange(5).expand(len(x), 5)),
         lambda n: (R(n, 5),),
+    ),
+    "frames": (
+        lambda x: torch.stft(x, 8, 2, window=HANN, center=False, return_complex=True).abs(),
+        lambda n: (R(n, 8 * n),),
     ),
     "istft": (lambda x: torch.istft(spectrum(x), 8, 2, window=HANN), lambda n: (R(2, 4 * n),)),
     "istft to a length": (
