@@ -115,8 +115,9 @@ def behind(vm: Machine, value: object) -> Any:
     """What a weak proxy from outside stands for; any other value itself."""
     if type(value) is not Outside or value.cls not in PROXIES:
         return value
-    vm.world.lifetimes.refuse_deaths()
-    return vm.world.wrap(_referent(value.real), Source("apply", value.source, (), _referent))
+    target = _referent(value.real)
+    vm.world.lifetimes.refuse_deaths(target)
+    return vm.world.wrap(target, Source("apply", value.source, (), _referent))
 
 
 def _referent(proxy: Any) -> Any:

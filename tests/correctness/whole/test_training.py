@@ -1,0 +1,83 @@
+"""Steps of training are compiled whole, whatever they are made of: layers, optimizer, scheduler, clipping, averages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import AveragedModel
+
+from tests.ordinary_tools import check_whole
+
+WIDTH = 4
+
+
+class Recurrent(nn.Module):
+    """The last state of a recurrent layer over the features, each a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = random.choice((nn.LSTM, nn.GRU, nn.RNN))(1, 5, num_layers=random.choice((1, 2)), batch_first=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x[..., None])[0][:, -1])  # type: ignore[no-any-return]
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Sequential(nn.Linear(WIDTH, 6), nn.GELU(), nn.Linear(6, 3)),
+    "recurrent": Recurrent,
+    "normed": lambda: nn.Sequential(nn.Linear(WIDTH, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)),
+    "weight_normed": lambda: nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 6)), nn.Tanh(), nn.Linear(6, 3)
+    ),
+}
+OPTIMIZERS: list[Callable[[Any], optim.Optimizer]] = [
+    lambda parameters: optim.SGD(parameters, 0.1, momentum=0.9),
+    lambda parameters: optim.AdamW(parameters, 0.01, eps=1e-3, foreach=random.random() < 0.5),
+    lambda parameters: optim.RMSprop(parameters, 0.01, eps=1e-3),
+]
+SCHEDULERS: list[Callable[[optim.Optimizer], lr_scheduler.LRScheduler]] = [
+    lambda optimizer: lr_scheduler.StepLR(optimizer, 2),
+    lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9),
+    lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_of_training(name: str) -> None:
+    make, scheduled, clipped, averaged = random.choice(OPTIMIZERS), *(random.random() < 0.7 for _ in range(3))
+    schedule, to_none, given = random.choice(SCHEDULERS), random.random() < 0.7, random.random() < 0.5
+    print(dict(scheduled=scheduled, clipped=clipped, averaged=averaged, to_none=to_none, given=given))
+
+    def program(compile: Any) -> object:
+        model = MODELS[name]()
+        optimizer = make(model.parameters())
+        scheduler, average = schedule(optimizer) if scheduled else None, AveragedModel(model) if averaged else None
+
+        def step(x: Tensor, labels: Tensor, optimizer: optim.Optimizer = optimizer) -> Tensor:
+            optimizer.zero_grad(set_to_none=to_none)
+            loss = F.cross_entropy(model(x), labels)
+            loss.backward()
+            if clipped:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            return loss
+
+        run, seen = compile(step), []
+        for n in (4, 4, 5, 3, 6):
+            x, labels = torch.randn(n, WIDTH), torch.randint(3, (n,))
+            seen.append(run(x, labels, optimizer) if given else run(x, labels))
+            if scheduler is not None:
+                scheduler.step()
+            if average is not None:
+                average.update_parameters(model)
+        return seen, model, average, optimizer.state_dict()
+
+    check_whole(program, versions=4)  # the first step, which makes the state; the second; rates and sizes that change
