@@ -234,7 +234,8 @@ def check_whole(
     expected = observed(run, lambda function: function, seed)
     with events.subscribed(told.append):
         found = observed(run, compile, seed)
-    assert difference(expected[: None if drawn else 3], found[: None if drawn else 3]) is None
+    different = difference(expected[: None if drawn else 3], found[: None if drawn else 3])
+    assert different is None, different
     reasons = [each.reason for each in told if isinstance(each, (events.Break, events.Fallback))]
     assert len(reasons) <= breaks, reasons
     captured = sum(isinstance(each, events.Captured) for each in told)

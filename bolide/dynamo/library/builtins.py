@@ -278,7 +278,7 @@ intercept_all(
         object.__ne__: lambda vm, args, kwargs: Call(polyfill("object_unequal"), args),
         object.__hash__: lambda vm, args, kwargs: object.__hash__(args[0]),
         **dict.fromkeys(_ORDERS, lambda vm, args, kwargs: NotImplemented),
-        bool: lambda vm, args, kwargs: operations.truth(vm, args[0]) if len(args) == 1 else bool(*args),
+        bool: lambda vm, args, kwargs: operations.kept_truth(vm, args[0]) if len(args) == 1 else bool(*args),
         id: lambda vm, args, kwargs: id(*args, **kwargs) if len(args) != 1 or kwargs else id_of(vm.world, *args),
         generic.is_stored: lambda vm, args, kwargs: operations.is_stored(vm.world, class_of(args[0])),
     }

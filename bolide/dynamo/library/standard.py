@@ -90,7 +90,7 @@ def _operation(function: object, operation: Callable[..., object], vm: Machine, 
     return operation(vm, *args)
 
 
-intercept(operator.truth)(lambda vm, args, kwargs: operations.truth(vm, *args))
+intercept(operator.truth)(lambda vm, args, kwargs: operations.kept_truth(vm, *args))
 
 
 @intercept(operator.length_hint)
@@ -116,7 +116,7 @@ def _contains(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 
 @intercept(operator.not_)
 def _not(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    value = operations.truth(vm, args[0])
+    value = operations.kept_truth(vm, args[0])
     return Call(polyfill("composed"), [operator.not_, bool, *args]) if type(value) is Call else not value
 
 

@@ -38,6 +38,7 @@ from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import TracedText, joined
 from bolide.dynamo.world.world import World
+from bolide.support.errors import Unsupported, forgive
 from bolide.symbolic import KeyNode, hint_of, is_data
 from bolide.tracing import TracedTensor
 
@@ -463,6 +464,10 @@ def _is_answered(vm: Machine, left: object, right: object) -> bool:
     return False
 
 
+DATA_DECIDES = ("data_branch", "data_condition")
+"""The kinds of refusal where a truth depends on data."""
+
+
 def truth(vm: Machine, value: Any) -> Any:
     """True, False, or the Call that answers the question."""
     cls = type(value)
@@ -490,6 +495,18 @@ def truth(vm: Machine, value: Any) -> Any:
     if type(value) is Generator:
         return True
     return bool(value)
+
+
+def kept_truth(vm: Machine, value: object) -> object:
+    """As `truth`, for what keeps the answer rather than branches: where data decide, the guards may ask for it."""
+    try:
+        return truth(vm, value)
+    except Unsupported as error:
+        answer = vm.world.program.answer(value) if error.kind in DATA_DECIDES else None
+        if answer is None:
+            raise
+        forgive(error)
+        return answer
 
 
 def contains(vm: Machine, container: Any, item: Any) -> Any:

@@ -56,7 +56,7 @@ def _truth(vm: Machine, frame: Frame, value: Any, target: int, wanted: bool) -> 
                 return DataDependent("bool(tensor)", vm.where(), "data_branch") if known is None else bool(value)
         return operations.truth(vm, value)
     except Unsupported as error:
-        if error.kind not in ("data_branch", "data_condition"):
+        if error.kind not in operations.DATA_DECIDES:
             raise
         truth = checked(vm, frame, value, target, wanted)
         if truth is not None:

@@ -488,7 +488,7 @@ def _unary_op(vm: Machine, frame: Frame, arg: Any) -> bool | None:
 
 @opcode("UNARY_NOT")
 def _unary_not(vm: Machine, frame: Frame, arg: object) -> bool | None:
-    value = operations.truth(vm, frame.stack.pop())
+    value = operations.kept_truth(vm, frame.stack.pop())
     if value is True or value is False:
         frame.stack.append(not value)
         return None

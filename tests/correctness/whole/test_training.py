@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 from torch.optim import lr_scheduler
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.ordinary_tools import check_whole
 
@@ -33,7 +35,7 @@ class Recurrent(nn.Module):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Sequential(nn.Linear(WIDTH, 6), nn.GELU(), nn.Linear(6, 3)),
     "recurrent": Recurrent,
-    "normed": lambda: nn.Sequential(nn.Linear(WIDTH, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)),
+    "normed": lambda: nn.Sequential(nn.Linear(WIDTH, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)),
     "weight_normed": lambda: nn.Sequential(
         nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 6)), nn.Tanh(), nn.Linear(6, 3)
     ),
@@ -54,7 +56,7 @@ SCHEDULERS: list[Callable[[optim.Optimizer], lr_scheduler.LRScheduler]] = [
 def test_steps_of_training(name: str) -> None:
     make, scheduled, clipped, averaged = random.choice(OPTIMIZERS), *(random.random() < 0.7 for _ in range(3))
     schedule, to_none, given = random.choice(SCHEDULERS), random.random() < 0.7, random.random() < 0.5
-    print(dict(scheduled=scheduled, clipped=clipped, averaged=averaged, to_none=to_none, given=given))
+    print({"scheduled": scheduled, "clipped": clipped, "averaged": averaged, "to_none": to_none, "given": given})
 
     def program(compile: Any) -> object:
         model = MODELS[name]()
@@ -81,3 +83,60 @@ def test_steps_of_training(name: str) -> None:
         return seen, model, average, optimizer.state_dict()
 
     check_whole(program, versions=4)  # the first step, which makes the state; the second; rates and sizes that change
+
+
+@pytest.mark.parametrize("kind", ("mean", "ema", "own"))
+def test_averages_of_weights(kind: str) -> None:
+    """An average that counts its updates in a tensor, and treats the first one in another way, has two versions."""
+    options: dict[str, Any] = {
+        "mean": {},
+        "ema": {"multi_avg_fn": get_ema_multi_avg_fn(0.8)},
+        "own": {"avg_fn": lambda average, weight, count: average + (weight - average) / (count + 2)},
+    }[kind]
+    buffers, given = random.random() < 0.5, random.random() < 0.5
+
+    def program(compile: Any) -> object:
+        model = MODELS["normed"]()
+        average = AveragedModel(model, use_buffers=buffers, **options)
+        update, seen = compile(average.update_parameters if not given else AveragedModel.update_parameters), []
+        for _ in range(6):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn_like(parameter))
+            update(average, model) if given else update(model)
+            seen.append(copy.deepcopy(average.state_dict()))
+        return seen
+
+    check_whole(program)
+
+
+KEPT: dict[str, Callable[[Tensor], object]] = {
+    "bool": lambda count: bool(count >= 2),
+    "bool_of_number": lambda count: bool(count.item() % 2),
+    "not": lambda count: not count > 3,
+    "truth": lambda count: operator.truth(count - 1),
+    "not_": lambda count: operator.not_(count % 3),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_answers_that_are_kept(name: str) -> None:
+    """What the program keeps of a counter is a truth: each of the two has a version, however the counter goes on."""
+
+    def program(compile: Any) -> object:
+        count, weight = torch.tensor(0), torch.ones(3)
+
+        def update(x: Tensor) -> object:
+            special = KEPT[name](count)
+            for _ in range(2):
+                if special:
+                    weight.copy_(x)
+                else:
+                    weight.lerp_(x, 0.5)
+            count.add_(1)
+            return special, weight * 2
+
+        run = compile(update)
+        return [run(torch.randn(3)) for _ in range(9)], count, weight
+
+    check_whole(program, versions=3)  # the first one has read the counter
