@@ -294,17 +294,12 @@ def _compile_forward(gm: fx.GraphModule, backend: str | CompilerFn, **arguments:
     return compile(gm.forward, backend=backend, **arguments)
 
 
-def call_target(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """What is captured for a module or another callable object."""
-    return self(*args, **kwargs)
-
-
 def _of_target(target: object, settings: Settings) -> Callable[..., Any]:
     name = getattr(target, "__qualname__", type(target).__qualname__)
     code = getattr(target.forward if isinstance(target, nn.Module) else type(target).__call__, "__code__", None)
     parameters = code.co_varnames[: code.co_argcount] if code is not None else ("self",)
     return _dispatcher(
-        cast(types.FunctionType, call_target), settings, name, type(target), code, parameters=parameters
+        cast(types.FunctionType, modules.call_target), settings, name, type(target), code, parameters=parameters
     ).function
 
 

@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 from bolide import functorch, inductor
 from bolide.aot import layout
 from bolide.aot.contents import Constant, Contents, Number, Requirement
-from bolide.compiling import call_target
 from bolide.dynamo.config import config
+from bolide.dynamo.entry.module import call_target
 from bolide.dynamo.program import sources
 from bolide.dynamo.program.captured import Captured, Recipe
 from bolide.exporting import bound, capture_whole, graphs

@@ -30,6 +30,7 @@ from bolide import compiling
 from bolide.debug.info import info
 from bolide.debug.repro import changed_options, new_folder, with_options
 from bolide.dynamo.config import config
+from bolide.dynamo.entry.module import call_target
 from bolide.dynamo.state import state
 from bolide.support import log
 from bolide.support.errors import BolideError, CompileError
@@ -240,7 +241,7 @@ def replay(found: Data) -> object:
     backend: Data = found["backend"] if isinstance(found["backend"], str) else read_value(found["backend"])
     options = {name: read_value(value) for name, value in found["backend_options"]}
     chosen: Data = {"fullgraph": found["fullgraph"], "dynamic": found["dynamic"], "options": options or None}
-    if function is compiling.call_target:
+    if function is call_target:
         function, *args = args
     before = modes.settings()
     torch.set_rng_state(found["random"])

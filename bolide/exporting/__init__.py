@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from torch import fx, nn
 from torch._ops import OpOverload
 
-from bolide.compiling import call_target, compile
+from bolide.compiling import compile
 from bolide.dynamo.backends import CompilerFn
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.capture import Table, capture
+from bolide.dynamo.entry.module import call_target
 from bolide.dynamo.guards import texts as guards
 from bolide.dynamo.guards.filters import GuardFailed, GuardFilter
 from bolide.dynamo.guards.sizes import SizeHistory, shape_guards, specialised

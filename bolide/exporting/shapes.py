@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from bolide.compiling import call_target
+from bolide.dynamo.entry.module import call_target
 from bolide.dynamo.guards.sizes import Mark, mark, marks_of
 from bolide.dynamo.program import sources
 from bolide.dynamo.program.captured import Captured, Source, Symbol

@@ -20,6 +20,7 @@ from bolide.dynamo.bytecode.instructions import decode
 from bolide.dynamo.config import config
 from bolide.dynamo.entry import registrations  # noqa: F401  (importing it fills the tables of handlers)
 from bolide.dynamo.entry.input_data import answer, data_of, guard_offset
+from bolide.dynamo.entry.module import call_target, forward_of
 from bolide.dynamo.guards.sizes import NeedsNumbers, SizeHistory, Symbols
 from bolide.dynamo.library.contexts import context_effects
 from bolide.dynamo.library.marks import HOLDERS
@@ -503,21 +504,25 @@ def _arguments(
     code = function.__code__
     names = code.co_varnames[bound : code.co_argcount]
     variadic = code.co_varnames[code.co_argcount + code.co_kwonlyargcount :]
-    wrap = functools.partial(_argument, world, code)
+    forward = forward_of(args[0]) if function is call_target else None
+    passed_on = () if forward is None else forward.__code__.co_varnames[1 : forward.__code__.co_argcount]
+    wrap = functools.partial(_argument, world, code if forward is None else forward.__code__)
     values = []
     for i, arg in enumerate(args):
+        name = None
         if i < len(names):
-            source = Source("local", None, names[i])
+            source = Source("local", None, name := names[i])
         elif code.co_flags & inspect.CO_VARARGS:
             base = Source("local", None, variadic[0])
             if i == len(names):
                 world.guards.add(base, "length", len(args) - len(names))
-            source = Source("item", base, i - len(names))
+            source = Source("item", base, place := i - len(names))
+            name = passed_on[place] if place < len(passed_on) else None
         else:
             raise TypeError(
                 f"{function.__qualname__}() takes {len(names)} positional arguments but {len(args)} were given"
             )
-        values.append(wrap(arg, source))
+        values.append(wrap(name, arg, source))
     if len(args) <= len(names) and code.co_flags & inspect.CO_VARARGS:
         world.guards.add(Source("local", None, variadic[0]), "length", 0)
     declared = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
@@ -529,15 +534,16 @@ def _arguments(
         world.guards.add(rest, "dict_keys", extra)
     for key, value in kwargs.items():
         source = Source("local", None, key) if key in declared else Source("dict_value", rest, key)
-        keywords[key] = wrap(value, source)
+        keywords[key] = wrap(key if key in (*declared, *passed_on) else None, value, source)
     _guard_defaults(world, function, names[: len(args)], kwargs)
     return values, keywords
 
 
-def _argument(world: World, code: types.CodeType, arg: Any, source: Source) -> Any:
-    """The value of an argument. A container whose length changes is looked at where it is read: there is the break. So
-    is a tensor of which nothing can be captured (sparse, quantised, nested)."""
-    plain = source.kind == "local" and source.key not in code.co_cellvars and not code.co_flags & _SUSPENDS
+def _argument(world: World, code: types.CodeType, name: str | None, arg: Any, source: Source) -> Any:
+    """The value of an argument; `name`: the parameter that it is for `code`, which gets it as it is. A container whose
+    length changes is looked at where it is read: there is the break. So is a tensor of which nothing can be captured
+    (sparse, quantised, nested)."""
+    plain = name is not None and name not in code.co_cellvars and not code.co_flags & _SUSPENDS
     if plain and type(arg) in (list, tuple, range) and world.symbols.is_one_of_many(source, len(arg)):
         return world.lifetimes.later(arg, source)
     try:

@@ -9,10 +9,30 @@ things* for both, whichever of the two is changed. Only ``__call__`` differs, so
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+
+from bolide.dynamo.torch_calls.state import GLOBAL_HOOKS, HOOKS
+
+
+def call_target(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """What is captured for a module or another callable object."""
+    return self(*args, **kwargs)
+
+
+def forward_of(target: object) -> types.FunctionType | None:
+    """The method that a call of a module gives its very arguments: none where a hook or other code sees them before."""
+    if not isinstance(target, nn.Module):
+        return None
+    cls, state = type(target), vars(target)
+    hooked = any(GLOBAL_HOOKS) or any(state.get(name) for name in HOOKS)
+    calls = cls.__call__ is nn.Module.__call__ and cls._call_impl is nn.Module._call_impl
+    if hooked or "forward" in state or not calls:
+        return None
+    return cls.forward if type(cls.forward) is types.FunctionType else None
 
 
 class CompiledModule:

@@ -56,8 +56,8 @@ refuse(
     remedy="do this outside the compiled function",
 )
 
-_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
-_GLOBAL_HOOKS = [getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS]
+HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+GLOBAL_HOOKS = [getattr(torch.nn.modules.module, f"_global{name}") for name in HOOKS]
 _CALL_IMPL: Any = torch.nn.Module._call_impl
 
 
@@ -79,9 +79,9 @@ def _module_call(vm: Machine, args: Args, kwargs: Kwargs) -> object:
         refuse_for_real(vm, Watch(module.real))
     if type(module) is Outside and not _has_global_hooks(vm):
         if vm.world.guards.first("global hooks"):
-            for hooks in _GLOBAL_HOOKS:
+            for hooks in GLOBAL_HOOKS:
                 vm.world.guards.add(Source("object", None, None, hooks), "length", 0)
-        hooks = [module.namespace.peek(name) for name in _HOOKS]
+        hooks = [module.namespace.peek(name) for name in HOOKS]
         if not any(hook is MISSING or operations.truth(vm, hook) for hook in hooks):
             forward = load_attribute(vm, module, "forward")
             if type(forward) is not Call:
@@ -96,8 +96,8 @@ answers(torch.jit._script._unwrap_optional)(lambda vm, x: NATIVE if x is None el
 
 def _has_global_hooks(vm: Machine) -> bool:
     """Whether there are hooks for all modules, those included that the program has put there."""
-    overlays = [vm.world.journal.overlay_of.get(id(hooks)) for hooks in _GLOBAL_HOOKS]
-    return any(hooks if known is None else known.length() for hooks, known in zip(_GLOBAL_HOOKS, overlays))
+    overlays = [vm.world.journal.overlay_of.get(id(hooks)) for hooks in GLOBAL_HOOKS]
+    return any(hooks if known is None else known.length() for hooks, known in zip(GLOBAL_HOOKS, overlays))
 
 
 Reader = Callable[..., Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ import bolide
 from bolide.dynamo.entry import limits
 from bolide.dynamo.guards import texts as guards
 from bolide.support import events
+from bolide.support.errors import BolideWarning
 from bolide.symbolic import Expr, SymNode
 from tests.model_tools import installed
 
@@ -267,6 +269,40 @@ def test_lists_whose_length_changes(kind: Any) -> None:
         torch.testing.assert_close(got, (stacked(parts), summed(w, parts=parts)))
         total.append(new)
     assert total[:4] == [2, 2, 2, 2] and not any(total[-4:]), total
+
+
+class Padded(torch.nn.Module):
+    """Takes lists of images of any number, as detectors do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 2)
+
+    def forward(self, images: Any, targets: Any = None) -> Any:
+        sizes = [image.shape[0] for image in images]
+        whole = images[0].new_zeros(len(images), max(sizes), 6)
+        for i, image in enumerate(images):
+            whole[i, : image.shape[0]].copy_(image)
+        return self.layer(whole).sin().sum() + sum([target.sum() for target in targets])
+
+
+def test_a_module_that_is_given_lists_is_compiled_behind_a_break_as_its_forward_is() -> None:
+    theirs = Padded()
+    hooked = copy.deepcopy(theirs)
+    hooked.register_forward_pre_hook(lambda module, args: args)
+    modules = [bolide.compile(copy.deepcopy(part), backend="aot_eager") for part in (theirs, theirs, hooked)]
+    modules.append(bolide.compile(theirs.forward, backend="aot_eager"))
+    total: list[list[int]] = [[] for _ in modules]
+    for n in (1, 2, 3, 4, 5, 6, 7, 8):
+        images, targets = [torch.randn(n + i, 6) for i in range(n)], [torch.randn(4) for _ in range(n)]
+        for place, module in enumerate(modules):
+            named = {"targets": targets} if place % 2 else {}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore" if place == 2 else "error", BolideWarning)  # hooks see the list at once
+                got, new = installed(lambda m=module, i=images, t=targets, n=named: m(i, *([] if n else [t]), **n))
+            torch.testing.assert_close(got, theirs(images, targets))
+            total[place].append(new)
+    assert total[0] == total[1] == total[3] and total[0][4] > 1, total
 
 
 def test_a_list_that_grows_from_call_to_call() -> None:
