@@ -413,7 +413,9 @@ def markdown() -> str:
         lines += ["", f"## {kind.code} {kind.title}", "", *_wrapped(f"`{kind.name}`: {kind.explanation}"), ""]
         lines += _wrapped(f"Remedy: {kind.remedy}.")
         if kind.scope == "call":
-            lines += ["", "Only the call that met it runs in eager; the next one is tried again."]
+            later = "the next one is tried again"
+            later += ", `cache_size_limit` times for the same kind of tensor" if kind.name == "input" else ""
+            lines += ["", f"Only the call that met it runs in eager; {later}."]
     return "\n".join(lines) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import warnings
 from typing import Any
@@ -71,6 +72,38 @@ def test_tensors_that_cannot_be_compiled_run_in_eager(kind: str, reason: str) ->
     plain = torch.randn(2)
     torch.testing.assert_close(f(plain), plain)
     assert len(f._bolide.entries) == 1
+
+
+@pytest.mark.filterwarnings("ignore::bolide.BolideWarning")
+@pytest.mark.parametrize("kind", ["sparse", "quantised", "subclass", "nested", "conjugate", "negated"])
+def test_what_cannot_be_compiled_is_not_tried_for_ever(kind: str) -> None:
+    """Tensors that are no inputs are left to eager after some calls, as arguments, in containers and where segments go
+    on; other arguments are compiled for all the same."""
+
+    def inside(x):
+        bolide.graph_break()
+        return [x.clone().detach(), x.dim()]
+
+    def calls() -> int:
+        return len(bolide.dynamo.get_compilation_metrics())
+
+    for fn, form in (
+        (inside, lambda x: x),
+        (lambda xs: xs[-1].clone(), lambda x: [1, x]),
+        (lambda xs: xs["x"].clone(), lambda x: {"x": x}),
+        (lambda *xs: xs[0].clone(), lambda x: x),
+    ):
+        f, x = bolide.compile(fn), make(kind)
+        for _ in range(bolide.dynamo.config.cache_size_limit + random.randint(1, 4)):
+            f(form(x))
+        before = calls()
+        found, expected = f(form(x)), fn(form(x))
+        assert calls() == before
+        found, expected = (each if isinstance(each, list) else [each] for each in (found, expected))
+        assert str(found) == str(expected)
+        plain = torch.randn(2)
+        f(form(plain))
+        assert calls() > before and f._bolide.entries
 
 
 @pytest.mark.parametrize(

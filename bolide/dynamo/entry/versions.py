@@ -155,6 +155,7 @@ class Versions(ABC):
         self.refusals: list[tuple[str, UserFrame | None]] = []  # why entries could not be kept, and at which lines
         self._failures: Counter[object] = Counter()
         self._warned: set[str] = set()
+        self._refused: Counter[object] = Counter()  # how often nothing was made for tensors that cannot be inputs
         self._made_again = 0  # how many calls were made again in eager
 
     @abstractmethod
@@ -258,7 +259,10 @@ class Versions(ABC):
         """Whether a call that no entry fits is to be compiled."""
         if state.stance != "default" and not state.stage and self._stays_eager(args, kwargs):
             return False
-        return not (self.given_up or config.disable or state.stage or state.disabled)
+        if self.given_up or config.disable or state.stage or state.disabled:
+            return False
+        known = self._refused
+        return not known or known[guards.refusals((*args, *kwargs.values()))] < config.cache_size_limit
 
     def without_error(self, expected: str, result: Any) -> Any:
         """Eager has come to `result`, and capture was `expected` to meet an exception of the program's."""
@@ -354,6 +358,9 @@ class Versions(ABC):
             release(error)
             if isinstance(error, (Unsupported, CompileError)):
                 self._measure(None, 0, 0.0, 0.0, error)
+            if isinstance(error, Unsupported) and error.kind == "input" and not (self.wishes.fullgraph or error.final):
+                refusals = guards.refusals((*args, *kwargs.values()))
+                self._refused[refusals] += bool(refusals)
             if isinstance(error, CompileError) and config.replay_record_enabled and recorder is not None:
                 recorder(error)
             raise

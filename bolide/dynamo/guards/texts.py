@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from types import BuiltinMethodType, MethodType
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -25,7 +26,7 @@ from bolide.dynamo.state import state
 from bolide.support.caches import by_class
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.symbolic import Expr
-from bolide.tracing.modes import AUTOCAST_DEVICES, count_functions, foreign_function_mode
+from bolide.tracing.modes import AUTOCAST_DEVICES, count_functions, foreign_function_mode, unseen
 
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -84,6 +85,27 @@ def tensor_fits(tensor: torch.Tensor, expected: TensorGuard) -> bool:
 def refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
     """Why a tensor cannot be an input now, and what to do; None if it can."""
     return _refusal(tensor) or _without_history(tensor)
+
+
+def refusals(arguments: Iterable[object]) -> tuple[tuple[int, str], ...]:
+    """Which of the tensors among arguments cannot be inputs now, and why; also of those in containers, and those whose
+    methods are arguments."""
+    parts = [part for argument in arguments for part in _parts(argument)]
+    with unseen():
+        found = [(place, refusal(part)) for place, part in enumerate(parts) if _is_tensor(part)]
+    return tuple((place, refused[0]) for place, refused in found if refused is not None)
+
+
+def _parts(argument: object) -> Iterable[object]:
+    if type(argument) is dict:
+        return argument.values()
+    if type(argument) is tuple or type(argument) is list:
+        return argument
+    return [argument.__self__ if isinstance(argument, (BuiltinMethodType, MethodType)) else argument]
+
+
+def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    return issubclass(type(value), torch.Tensor)
 
 
 OF_NESTED = "compile what is done with its values() or with a padded tensor"
