@@ -239,7 +239,7 @@ class Facts:
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.known: set[Cond] = set()
-        self._positive: list[Expr] = []  # expressions that are at least 0
+        self._positive: dict[str, list[Expr]] = {}  # expressions that are at least 0, by each symbol in them
         self._least: dict[str, int] = {}  # lower bounds of symbols, better than those they were made with
 
     def add(self, condition: Cond) -> None:
@@ -253,7 +253,8 @@ class Facts:
             self._add_positive(-condition.expr)
 
     def _add_positive(self, expr: Expr) -> None:
-        self._positive.append(expr)
+        for name in expr.free_vars:
+            self._positive.setdefault(name, []).append(expr)
         if len(expr.free_vars) == 1:
             (name,) = expr.free_vars
             least = -expr.offset
@@ -268,7 +269,8 @@ class Facts:
             return condition in self.known
         raised = self._raised(condition.expr, least)
         expr = condition.expr.subs(raised) if raised else condition.expr
-        facts = [fact.subs(raised) if raised else fact for fact in self._positive]
+        told = dict.fromkeys([fact for name in expr.free_vars for fact in self._positive.get(name, ())])
+        facts = [fact.subs(raised) for fact in told]
         if condition.op == ">=":
             return True if is_at_least_0(expr, facts) else False if is_at_least_0(-expr - 1, facts) else None
         if is_at_least_0(expr - 1, facts) or is_at_least_0(-expr - 1, facts):
@@ -284,7 +286,7 @@ class Facts:
             lo, hi = variable.bounds()
             better = self._least.get(name, lo)
             is_size = name in self.names and better is not None and better >= 0
-            if least is not None and is_size and not is_at_least_0(least - 1 - variable, self._positive):
+            if least is not None and is_size and not is_at_least_0(least - 1 - variable, self._positive.get(name, ())):
                 better = max(better or 0, least)
             if better is not None and (lo is None or better > lo):
                 raised[name] = Expr.var(name, better, hi if hi is None or hi >= better else None)

@@ -59,7 +59,8 @@ def reuse_in_place(steps: list[Step], kernels: list[Kernel], buffers: dict[str, 
             following = steps[position + 1] if position + 1 < len(steps) else None
             kernel = kernels[step.kernel]
             made = {name for name, param in zip(step.arguments, kernel.launch_params) if param.role != "in"}
-            dying = [n for n in following.names if n in own.difference(made)] if isinstance(following, Free) else []
+            freed = following.names if isinstance(following, Free) else ()
+            dying = [name for name in freed if name in own and name not in made]
             if dying and kernel.batch == 1:  # a set of a batch may still read what another one writes
                 _reuse(done, position, kernel, dying, buffers)
     return done

@@ -68,12 +68,14 @@ class _Assembler:
     writer: Writer
     inputs: Mapping[str, int]
     constants: tuple[TensorInput, ...]
+    borrowed: frozenset[str] = field(init=False)  # the tensors that are not the program's own
     words: list[str] = field(init=False)  # that are known so far
     types: Mapping[str, TensorType] = field(init=False)
     tied: frozenset[str] = field(init=False)
     in_python: InPython = field(init=False)
 
     def __post_init__(self) -> None:
+        self.borrowed = frozenset((*self.inputs, *(constant.name for constant in self.constants)))
         self.words = sorted(self.block.words())
         self.types = types_of((*self.block.inputs, *self.constants), self.block.steps)
         self.tied = tied_views(self.block) if self.writer.with_autograd else frozenset()
@@ -334,8 +336,7 @@ class _Assembler:
     def free(self, step: Free) -> None:
         writer = self.writer
         inputs = [self.inputs[name] for name in step.names if name in self.inputs]
-        borrowed = {*self.inputs, *(constant.name for constant in self.constants)}
-        slots = [writer.slots[name] for name in step.names if name not in borrowed]
+        slots = [writer.slots[name] for name in step.names if name not in self.borrowed]
         if slots:
             writer.free(slots)
         if inputs:
