@@ -203,9 +203,7 @@ def compile_graph(
     return _finished(name, made, seconds, key)
 
 
-def load_graph(
-    kind: str, key: str, constants: dict[str, torch.Tensor], lines: Sequence[str], machine: Machine | None = None
-) -> CompiledGraph | None:
+def load_graph(kind: str, key: str, constants: dict[str, torch.Tensor], lines: Sequence[str]) -> CompiledGraph | None:
     """A graph whose plan is kept (`CompiledGraph.key`), without the graph; None where the plan, or machine code of its
     kernels, is gone. `constants`: by the names that the plan has for them; `lines`: of its calls (`saved.lines_of`)."""
     from bolide.inductor import saved
@@ -213,7 +211,7 @@ def load_graph(
     name = f"{kind}_{next(_numbers)}"
     seconds: dict[str, float] = {}
     with timed(seconds, "find"):
-        found = saved.find_plan(key, machine, lines)
+        found = saved.find_plan(key, lines)
     return None if found is None else _loaded(name, found, constants, seconds, key)
 
 

@@ -120,11 +120,10 @@ def find(
         return None
 
 
-def find_plan(digest: str, machine: Machine | None, lines: Sequence[str]) -> Found | None:
-    """As `find`, by the digest of a graph's key. `machine`: that of the device if none is given; `lines`: those of its
-    calls, in order."""
+def find_plan(digest: str, lines: Sequence[str]) -> Found | None:
+    """As `find`, by the digest of a graph's key, for its device's machine. `lines`: those of its calls, in order."""
     entry, rest = artifacts.find_place(("plans", digest)), iter(lines)
-    return None if entry is None else _found(entry.payload, machine, lambda _: next(rest, ""))
+    return None if entry is None else _found(entry.payload, None, lambda _: next(rest, ""))
 
 
 def places_of_plan(digest: str) -> list[artifacts.Place]:

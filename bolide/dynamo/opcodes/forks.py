@@ -327,8 +327,7 @@ class _Merge:
             return cast(TracedTensor, value.tensor)
         if not isinstance(value, _SYMBOLIC):
             return None
-        read = [node.meta["val"].node.expr.free_vars for node in part.graph.nodes if data.binds(node)]
-        is_own = not value.node.expr.free_vars.isdisjoint(frozenset().union(*read))
+        is_own = not part.bound.isdisjoint(value.node.expr.free_vars)
         return cast(TracedTensor, data.as_tensor(part if is_own else self.vm.trace, value))
 
     def _constant(self, value: object, device: torch.device) -> TracedTensor:

@@ -210,10 +210,6 @@ class Effect:
     where: UserFrame | None = None
 
 
-Taken = tuple[Any, Recipe]
-"""What takes a generator, and how that is found."""
-
-
 def call_of(function: Callable[..., object], *args: Recipe) -> Recipe:
     """The recipe of what a call gives."""
     return Recipe("call", function, args)

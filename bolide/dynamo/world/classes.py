@@ -102,10 +102,10 @@ class Classes:
         if (isinstance(wanted, type) and id(wanted) in self.own) or not self.guards.first((cls, wanted, "bases")):
             return
         parts = wanted.__args__ if type(wanted) is types.UnionType else wanted if isinstance(wanted, tuple) else ()
-        if any(asks_program(type(part), "__subclasscheck__") for part in parts):
+        if any(_checks_subclasses(type(part)) for part in parts):
             for part in parts:
                 self.rely_on_bases(cls, part)
-        elif asks_program(type(wanted), "__subclasscheck__"):
+        elif _checks_subclasses(type(wanted)):
             source = Source("apply", Source("object", None, None, wanted), (cls,), type.__subclasscheck__)
             self.guards.add(source, "equals", type.__subclasscheck__(wanted, cls))
         else:
@@ -142,9 +142,9 @@ class Classes:
         self.cache.clear()
 
 
-def asks_program(kind: type, name: str) -> bool:
-    """Whether a class has a method in Python under a name that is no library's."""
-    method = class_attribute(kind, name)
+def _checks_subclasses(kind: type) -> bool:
+    """Whether a class of classes has a check of its own in Python, that is no library's."""
+    method = class_attribute(kind, "__subclasscheck__")
     return type(method) is types.FunctionType and not is_library_namespace(method.__globals__)
 
 

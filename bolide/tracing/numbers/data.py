@@ -75,6 +75,7 @@ def bind(trace: Recorder, symbol: torch.SymInt, func: OpOverload, *args: Any) ->
     node = trace.graph.create_node("call_function", func, args, {}, symbol.node.expr.text())
     node.meta["val"], node.meta["where"] = symbol, trace.where
     trace.bind_size(symbol, node)
+    trace.bound |= symbol.node.expr.free_vars
     return symbol
 
 

@@ -7,7 +7,7 @@ import bisect
 import contextlib
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -84,6 +84,7 @@ class Recorder(abc.ABC):
 
     What it has found out:
 
+    - `bound`: the names of the symbols whose values its nodes tell (`data.binds`)
     - `answered`: what data was asked for before; `hashed`: by id, values that were asked for their hash of identity
     - `has_scalars`, `reads_floats`: floats are in the graph, or read from tensors
     - `refutable`: running the graph may raise Refuted
@@ -111,6 +112,7 @@ class Recorder(abc.ABC):
         self.decompositions: Mapping[OpOverload, Callable[..., Any]] = {}
         self.differentiates = False
         self.derivation = Derivation()
+        self.bound: set[str] = set()
         self.answered: dict[tuple[object, ...], Any] = {}
         self.hashed: set[int] = set()
         self.has_scalars = False
@@ -551,9 +553,9 @@ class Recorder(abc.ABC):
         copied = self.call(aten.clone.default, moved, memory_format=torch.contiguous_format)
         return self.call(aten.permute.default, copied, invert(order))  # type: ignore[no-any-return]
 
-    def filled(self, wanted: TensorMeta, value: Any, shape: Iterable[Any] | None = None) -> Node:
-        """A node that is `value` everywhere, laid out as `wanted`; `shape`: its sizes as they stand in the graph."""
-        sizes = list(shape) if shape is not None else [self.unwrap(size) for size in wanted.shape]
+    def filled(self, wanted: TensorMeta, value: Any) -> Node:
+        """A node that is `value` everywhere, laid out as `wanted`."""
+        sizes = [self.unwrap(size) for size in wanted.shape]
         options = {"dtype": wanted.dtype, "device": wanted.device}
         stride = wanted.stride if is_dense(wanted.shape, wanted.stride) else like_strides(wanted)
         order = memory_order(wanted.shape, stride)

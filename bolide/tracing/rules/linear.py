@@ -30,12 +30,12 @@ from bolide.tracing.rules.views import expanded
 aten = torch.ops.aten
 
 
-def _check_product(a: TensorMeta, b: TensorMeta, what: str = "mat1 and mat2") -> None:
+def _check_product(a: TensorMeta, b: TensorMeta) -> None:
     require(a.ndim == 2, "self must be a matrix")
     require(b.ndim == 2, "mat2 must be a matrix")
     if differ(a.shape[-1], b.shape[-2]):
         raise RuntimeError(
-            f"{what} shapes cannot be multiplied ({a.shape[-2]}x{a.shape[-1]} and {b.shape[-2]}x{b.shape[-1]})"
+            f"mat1 and mat2 shapes cannot be multiplied ({a.shape[-2]}x{a.shape[-1]} and {b.shape[-2]}x{b.shape[-1]})"
         )
     _check_dtypes(a, b)
 

@@ -73,9 +73,6 @@ def _address_of(writer: Writer, address: Operand) -> Operand:
     raise NoOperand
 
 
-_ITEMS = {("Tensor", False): ops.FORM_TENSOR, ("Tensor", True): ops.FORM_OPTIONAL_TENSOR}
-
-
 def by_name(writer: Writer, kind: Kind, value: Value) -> list[Argument]:
     """What stands for an argument of an operator that is called by name."""
     if value is None:
