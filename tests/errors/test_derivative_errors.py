@@ -140,6 +140,42 @@ def test_answers_that_are_no_gradients(name: str) -> None:
         assert all("BR0503" in str(each.message) for each in said), said
 
 
+_ONE, _PAIR = torch.ones(()), torch.ones(2)
+_grad, _backward = torch.autograd.grad, torch.autograd.backward
+ODD: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
+    "no inputs": lambda x, y, z: y.backward(inputs=[]),  # type: ignore[no-untyped-call]
+    "an old name": lambda x, y, z: _backward(y, grad_variables=[_ONE * 5]),
+    "an old name beside the new one": lambda x, y, z: _backward(y, _ONE, grad_variables=[_ONE]),
+    "all inputs": lambda x, y, z: _grad(y, x, only_inputs=False),
+    "zeros for what may not be unused": lambda x, y, z: _grad(y, x, allow_unused=False, materialize_grads=True),
+    "too few gradients": lambda x, y, z: _grad([y, z], x, [_ONE]),
+    "too few gradients, backward": lambda x, y, z: _backward([y, z], [_ONE]),
+    "too many gradients": lambda x, y, z: _grad(y, x, [_ONE, _ONE]),
+    "a gradient of another shape": lambda x, y, z: _grad(y, x, _PAIR),
+    "a gradient of another shape, backward": lambda x, y, z: _backward(y, _PAIR[:1]),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_gradients_asked_for_oddly(name: str) -> None:
+    """What is asked of the engine inside of the program, with arguments that eager refuses or warns of."""
+
+    def program(x: Tensor) -> object:
+        return ODD[name](x, (x * 2).sum(), x.exp().sum())
+
+    def outcome(run: Callable[[Tensor], object]) -> tuple[object, ...]:
+        x = torch.linspace(0, 1, 3).requires_grad_()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                answer = run(x)
+            except (RuntimeError, ValueError) as error:
+                answer = type(error), str(error)
+        return str(answer), str(x.grad), [str(warning.message) for warning in said]
+
+    assert outcome(bolide.compile(program)) == outcome(program)
+
+
 def _spread(*shape: int) -> Tensor:
     """A tensor whose dimensions are in random order in memory, perhaps with gaps."""
     strides, step = [0] * len(shape), 1

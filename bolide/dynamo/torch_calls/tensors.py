@@ -28,7 +28,7 @@ from bolide.dynamo.torch_calls.hooks import hooks_of
 from bolide.dynamo.torch_calls.subclasses import is_handle
 from bolide.dynamo.world.makers import behind
 from bolide.support.errors import Unsupported
-from bolide.symbolic import without_zeros
+from bolide.symbolic import same_sizes, without_zeros
 from bolide.tracing import DataDependent, Trace, TracedTensor
 from bolide.tracing.modes import engine_pass
 from bolide.tracing.numbers import scalars
@@ -141,9 +141,12 @@ def run_engine(
     refuse_in_reentrant(vm, "gradients are computed")
     vm.trace.where = vm.where()
     given = [None] * len(outputs) if gradients is None else _several(gradients)
+    if len(given) != len(outputs):
+        raise _odd(vm)
     tangents = []
-    for index, output in enumerate(outputs):
-        tangent = given[index]
+    for output, tangent in zip(outputs, given):
+        if tangent is not None and not same_sizes(tangent.shape, output.shape) and tangent.shape != output.shape:
+            raise _odd(vm)
         if tangent is None and output.requires_grad:
             if output.numel() != 1:
                 raise RuntimeError("grad can be implicitly created only for scalar outputs")
@@ -159,6 +162,10 @@ def run_engine(
         return recorder.as_one(differentiate, run.args, run)  # type: ignore[no-any-return]
     vm.trace.functional_only = "gradients are accumulated inside"
     return run()
+
+
+def _odd(vm: Machine) -> Unsupported:
+    return vm.unsupported("gradients are asked for in a way that eager refuses, or warns of", "tensor_method")
 
 
 def differentiate(
@@ -185,6 +192,8 @@ def _backward(
     outputs, create = _several(tensors), bool(create_graph)
     keep = create if retain_graph is None else bool(retain_graph)
     leaves_asked = None if inputs is None else _several(inputs)
+    if grad_variables is not None or leaves_asked == []:
+        raise _odd(vm)
     if leaves_asked is not None:
         refuse_gradients(vm)
         _refuse_outer_graph(vm, outputs, leaves_asked, "torch.autograd.backward")
@@ -270,6 +279,8 @@ def _grad(
     traced = all(type(tensor) is TracedTensor for tensor in (*ends, *starts))
     if is_grads_batched or torch._C._are_functorch_transforms_active() or not traced:
         return NATIVE
+    if not only_inputs or (materialize_grads and not (allow_unused or allow_unused is None)):
+        raise _odd(vm)
     create = bool(create_graph)
     keep = create if retain_graph is None else bool(retain_graph)
     unused = bool(materialize_grads or allow_unused)
