@@ -37,6 +37,7 @@ _is_grad_enabled = torch.is_grad_enabled
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _count_dispatch_modes = torch._C._len_torch_dispatch_stack
 _version = operator.attrgetter("_version")
+_is_graph_kept = torch._C._autograd._get_current_graph_task_keep_graph
 _hooks_of_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
 
 
@@ -288,6 +289,8 @@ class Backward:
         else:
             values = _unpacked(ctx)
             ctx.maybe_clear_saved_tensors()
+        if _is_graph_kept():  # this pass releases nothing
+            return values
         derived = asked if rest is None else asked | rest.derived
         ctx.rest = Rest.after(derived, [*values], rest) if derived < set(of) else None
         return values

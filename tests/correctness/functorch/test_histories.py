@@ -4,6 +4,7 @@ one compiled function computes. Default backend, sizes that change."""
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,8 +84,41 @@ def steps_before(losses: Losses, networks: Networks) -> None:
     each(losses[1:], networks)
 
 
+def at_random(losses: Losses, networks: Networks) -> None:
+    """Passes of any results, which keep the graph or not."""
+    draw = random.Random(len(losses) + int(1e6 * networks[0][0].bias[0].item()))  # the same for both
+    for _ in range(4):
+        chosen, kept = draw.sample(losses, draw.choice((1, 1, len(losses)))), draw.random() < 0.6
+        torch.autograd.backward(chosen, retain_graph=kept)
+
+
+def from_hooks(losses: Losses, networks: Networks) -> None:
+    """Passes of the last result in the middle of one of the first, which keeps no graph."""
+
+    def hook(gradient: Tensor) -> Tensor:
+        for _ in range(3):
+            (found,) = torch.autograd.grad(losses[-1], networks[1][0].weight, retain_graph=True)
+            gradient = gradient + found.mean()
+        return gradient
+
+    leaf = torch.ones((), requires_grad=True)
+    middle = (leaf * 2).exp()
+    middle.register_hook(hook)
+    (losses[0] * middle).backward()  # type: ignore[no-untyped-call]
+    each(losses[1:], networks)
+
+
+def between_results(losses: Losses, networks: Networks) -> None:
+    """A pass that keeps no graph, others that keep it, and again one that does not."""
+    losses[0].backward()  # type: ignore[no-untyped-call]
+    for kept in (True, True, False):
+        losses[-1].backward(retain_graph=kept)  # type: ignore[no-untyped-call]
+    at_random(losses[-1:], networks)
+
+
 PROGRAMS = (apart, actor_and_critic, three, shared, shared_sums)
-PASSES = (each, from_the_last, at_once, at_once_and_again, twice, retained, steps_between, steps_before)
+PASSES = (each, from_the_last, at_once, at_once_and_again, twice, retained, steps_between, steps_before, at_random)
+PASSES += (from_hooks, between_results)
 
 
 def outcome(program: Callable[..., Any], passes: Callable[..., None], networks: Networks, x: Tensor) -> Any:
