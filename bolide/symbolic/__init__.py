@@ -1,7 +1,7 @@
 """Symbolic integers: `Expr` for index arithmetic and sizes, `Cond` for conditions on them, `ShapeEnv` for the sizes of
 a trace."""
 
-from bolide.symbolic.assumptions import Ratio, is_at_least_0
+from bolide.symbolic.assumptions import LARGEST, MOST_ELEMENTS, Ratio, is_at_least_0, parts_of, room_in, sizes_beside
 from bolide.symbolic.expr import Cond, Expr, as_expr
 from bolide.symbolic.nodes import KeyNode, ShapeEnv, SymNode
 from bolide.symbolic.sizes import (
@@ -24,6 +24,8 @@ from bolide.symbolic.sizes import (
 )
 
 __all__ = [
+    "LARGEST",
+    "MOST_ELEMENTS",
     "Cond",
     "Expr",
     "KeyNode",
@@ -42,9 +44,12 @@ __all__ = [
     "is_undecided",
     "is_zero",
     "or_one",
+    "parts_of",
     "product",
+    "room_in",
     "same_size",
     "same_sizes",
+    "sizes_beside",
     "symbolic_strides",
     "times",
     "without_zeros",

@@ -6,14 +6,19 @@ a guard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import bisect
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from bolide.support.errors import Unsupported, UserFrame
-from bolide.symbolic.expr import Cond, Expr
+from bolide.symbolic.expr import Atom, Cond, Expr
+
+MOST_ELEMENTS = 1 << 40  # of a tensor: no product of its sizes is larger
+LARGEST = 1 << 62  # what a graph computes of numbers is no larger: two such numbers may be added, and compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +65,17 @@ class Assumptions:
         self._truths: dict[tuple[str, Expr], bool] = {}  # what `holds` has found, of conditions that are not data
         self.nodes: dict[object, Any] = {}  # results of arithmetic: C++ asks for the same ones all the time
         self.needed: Callable[[Expr, int], None] | None = None  # is told before the value of an expression is assumed
+        self.too_large: Callable[[Expr], None] | None = None  # is told of an integer that no graph computes
         self.derive: Callable[[str, float | None], Any] | None = None  # makes a number of what Python computes
         self.named: Callable[[str, float | None], str | None] | None = None  # names it, for conditions only
         self.quiet = False  # texts are for messages, which are made before anybody knows whether they are needed
         self.said: list[Value] = []  # what stands in those texts
         self.closed = False  # whether the trace is finished: nothing more may be assumed
         self.facts = Facts()  # what is known of symbols that are data
+        self.fits: Callable[[Expr, int], bool] = lambda expr, most: True  # sees to it that an integer is no larger
+        self.exact = False  # whether the graph is Python, which computes with integers of any size
+        self.numbers: set[str] = set()  # symbols that are integers of any value, no sizes
+        self.rooms: dict[str, int] = {}  # those of them from outside that are guarded to be in -room..room
         self.unbacked: set[str] = set()  # those of them that the user has marked as such
         self.violation: tuple[str, str, UserFrame | None] | None = None  # one of those, and what was asked of it
         self.require: Callable[[Cond], None] | None = None  # records a check of a condition on data
@@ -212,6 +222,60 @@ class Assumptions:
         """What is recorded from here on is only right for this value of the expression. May raise Unsupported."""
         if self.needed is not None and not expr.is_const:
             self.needed(expr, value)
+
+
+# ---- integers that do not fit --------------------------------------------------------------------------------------
+
+
+def room_in(expr: Expr, numbers: Collection[str], most: int = LARGEST) -> int | None:
+    """Between which bounds, -room and room, the `numbers` in an expression have to be for nothing to be larger than
+    `most` that is computed of it; None if there are none."""
+    bits = bisect.bisect(range(62), most, key=lambda bits: _largest(expr, numbers, 1 << bits)[1])
+    return 1 << (bits - 1) if bits else None
+
+
+def _largest(expr: Expr, numbers: Collection[str], room: int) -> tuple[int, int]:
+    """What the value of an expression does not exceed, and what nothing does that is computed of it."""
+    value = peak = abs(expr.offset)
+    for mono, factor in expr.terms:
+        most, sizes = abs(factor), False
+        for atom in mono:
+            own, inside = _largest_of(atom, numbers, room) if atom.args else (room, 1)
+            peak = max(peak, inside)
+            if atom.free_vars.isdisjoint(numbers):
+                sizes = True
+            else:
+                most *= own
+        if sizes:  # the factor may be one that is fixed
+            most = most * MOST_ELEMENTS // min(abs(factor), MOST_ELEMENTS)
+        value += most
+    return value, max(value, peak)
+
+
+def _largest_of(atom: Atom, numbers: Collection[str], room: int) -> tuple[int, int]:
+    (a, inside), (b, beside) = [_largest(arg, numbers, room) for arg in atom.args]
+    if atom.kind == "//" and atom.args[1].is_const:
+        a = a // b + 1
+    return max(b if atom.kind == "%" else a if atom.kind == "//" else max(a, b), 1), max(inside, beside)
+
+
+def parts_of(expr: Expr) -> Iterator[Expr]:
+    """The expression, and the operands of quotients, rests, minima and maxima in it: where these are right in
+    arithmetic that wraps around, all is."""
+    yield expr
+    for mono, _ in expr.terms:
+        for atom in mono:
+            for arg in atom.args:
+                yield from parts_of(arg)
+
+
+def sizes_beside(expr: Expr, numbers: Collection[str]) -> Iterator[Expr]:
+    """The products of sizes that `numbers` are multiplied with."""
+    for part in parts_of(expr):
+        for mono, factor in part.terms:
+            sizes = [atom.as_expr() for atom in mono if atom.free_vars.isdisjoint(numbers)]
+            if 0 < len(sizes) < len(mono):
+                yield math.prod(sizes, start=Expr.const(abs(factor)))
 
 
 def _compares_sizes(condition: Cond) -> bool:

@@ -20,6 +20,10 @@ from bolide.symbolic.expr import Cond, Expr
 from bolide.symbolic.sizes import is_packed
 
 _LARGEST = torch.iinfo(torch.int64).max
+_EXACT = 1 << 53
+"""Up to here floats are all integers."""
+_DIGITS = 1075
+"""More bits than there are in numerators and denominators of floats."""
 _HASH = torch.SymInt.__hash__.__code__
 _LONGEST = 4000
 """Characters of an expression that is kept: what a loop computes of its last number twice doubles with each trip."""
@@ -73,22 +77,23 @@ def _comparison(op: str) -> Callable[[SymNode, SymNode | GraphFloat], SymNode]:
     def compare(self: SymNode, other: SymNode | GraphFloat) -> SymNode:
         compared: Callable[[Any, Any], bool] = getattr(operator, op)
         if not isinstance(other, SymNode):
-            return self.wrap_bool(compared(self.in_graph(), other.owner))
+            return self.wrap_bool(compared(self.in_graph() if self.is_exact() else self.exact_value(), other.owner))
         nodes, key = self.env.nodes, (op, self.expr, other.expr)
         known: SymNode | None = nodes.get(key)
         if known is not None:
             return known
         a, b = self.expr, other.expr
         if isinstance(a, Expr) and isinstance(b, Expr):
-            if op == "le" and not b.terms and b.offset == _LARGEST:  # the end of a slice that has none
-                return self.wrap_bool(True)
+            if op == "le" and not b.terms and b.offset == _LARGEST and self.env.numbers.isdisjoint(a.free_vars):
+                return self.wrap_bool(True)  # the end of a slice that has none
             result = nodes[key] = self._cond(getattr(a, op)(b))
             return result
         if self.is_float() or other.is_float():
-            x, y = self._ratio(), other._ratio()
-            if x is None or y is None or not x.exact or not y.exact:
-                is_known = self.env.scalar is None or (x is None and y is None)
-                asked = [node.guard_float() if is_known else node.in_graph() for node in (self, other)]
+            x, y = self._ratio(_DIGITS), other._ratio(_DIGITS)
+            if x is None or y is None:  # an infinity, or NaN
+                return self.wrap_bool(compared(*[a if isinstance(a, float) else 0.0 for a in (self.expr, other.expr)]))
+            if not x.exact or not y.exact or not all(r.under == 1 or n.is_exact() for r, n in ((x, self), (y, other))):
+                asked = [node.guard_float() if self.env.scalar is None else node.in_graph() for node in (self, other)]
                 return SymNode.truth(self.env, compared(*asked))
             return self._cond(getattr(x.over * y.under, op)(y.over * x.under))
         return self._cond(getattr(self._integer(), op)(other._integer()))
@@ -299,11 +304,13 @@ class SymNode:
         a = self._ratio()
         b = other._ratio() if isinstance(other, SymNode) else None
         if a is not None and b is not None and a.exact and b.exact:
+            exact: SymNode | None = None
             if op in ("+", "-"):
-                over: Expr = _OPERATORS[op](a.over * b.under, b.over * a.under)
-                return self._quotient(over, a.under * b.under)
-            if op == "*":
-                return self._quotient(a.over * b.over, a.under * b.under)
+                exact = self._exact(_OPERATORS[op](a.over * b.under, b.over * a.under), a.under * b.under)
+            elif op == "*":
+                exact = self._exact(a.over * b.over, a.under * b.under)
+            if exact is not None:
+                return exact
         if isinstance(other, SymNode) and isinstance(self.expr, float) and isinstance(other.expr, float):
             return self.wrap_float(_OPERATORS[op](self.expr, other.expr))
         if self.env.scalar is None and isinstance(other, SymNode):
@@ -311,16 +318,33 @@ class SymNode:
         result = _OPERATORS[op](self.in_graph(), other.in_graph() if isinstance(other, SymNode) else other.owner)
         return self.wrap_float(result) if isinstance(result, float) else result.node  # type: ignore[no-any-return]
 
-    def _ratio(self) -> Ratio | None:
-        """This number as a quotient, if it is a simple one."""
+    def _ratio(self, bits: int = 20) -> Ratio | None:
+        """This number as a quotient, if it is one of integers of so many bits."""
         if isinstance(self.expr, Ratio):
             return self.expr
         if isinstance(self.expr, float):
             if not math.isfinite(self.expr):
                 return None
             over, under = self.expr.as_integer_ratio()
-            return Ratio(Expr.const(over), under) if max(abs(over), under) < 1 << 20 else None
+            return Ratio(Expr.const(over), under) if max(abs(over), under) < 1 << bits else None
         return Ratio(self._integer(), 1)
+
+    def is_exact(self) -> bool:
+        """Whether no digit of it is lost where it is a float, or an integer becomes one."""
+        over = self.expr.over if isinstance(self.expr, Ratio) else self.expr
+        if not isinstance(over, Expr) or over.is_const:
+            return not isinstance(over, Expr) or abs(over.offset) <= _EXACT
+        return self.env.fits(over, _EXACT)
+
+    def exact_value(self) -> float:
+        """As `value`; an integer that torch has made a float of is one."""
+        if isinstance(self.expr, Ratio) and self.expr.under == 1:
+            return self.env.specialise(self.expr.over, self.env.value(self.expr.over))
+        return self.value()
+
+    def _exact(self, over: Expr, under: int) -> SymNode | None:
+        """As `_quotient`; None where the float may be another one than of exact numbers."""
+        return self._quotient(over, under) if over.is_const or self.env.fits(over, _EXACT) else None
 
     def _quotient(self, over: Expr, under: int) -> SymNode:
         value = self.env.value(over) / under
@@ -342,8 +366,13 @@ class SymNode:
         b = other._integer() if isinstance(other, SymNode) and other.is_int() else None
         if b is not None and not self.env.suppose(b.ne(0)):
             operator.truediv(1, 0)  # raises Python's own error
-        if b is not None and b.is_const and b.value > 0:
-            return self._quotient(self._integer(), b.value)
+        exact = self._exact(self._integer(), b.value) if b is not None and b.is_const and b.value > 0 else None
+        if exact is not None:
+            return exact
+        if isinstance(other, SymNode) and not (self.is_exact() and other.is_exact()):
+            value = operator.truediv(int(self.hint), int(other.hint))
+            derived = self._derived(f"({self._integer().text()}) / ({other._integer().text()})", value)
+            return derived or self.wrap_float(operator.truediv(self.guard_int(), other.guard_int()))
         return self._float_arithmetic("/", other)
 
     def float_truediv(self, other: SymNode | GraphFloat) -> SymNode | GraphFloat:
@@ -351,7 +380,9 @@ class SymNode:
         if a is not None and b is not None and b.over.is_const and b.over.value > 0 and (a.under == 1 or a.exact):
             value = b.over.value
             if value & (value - 1) == 0 or (a.under == 1 and b.under == 1):
-                return self._quotient(a.over * b.under, a.under * value)
+                exact = self._exact(a.over * b.under, a.under * value)
+                if exact is not None:
+                    return exact
         return self._float_arithmetic("/", other)
 
     truediv = float_truediv

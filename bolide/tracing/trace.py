@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from bolide.symbolic import Expr
 from bolide.tracing.meta import found_in
 from bolide.tracing.numbers import data, forms, scalars
-from bolide.tracing.operations import HANDLERS, generators, kinds, primitives
+from bolide.tracing.operations import HANDLERS, factories, generators, kinds, primitives
 from bolide.tracing.operations.registry import Handler
 from bolide.tracing.recording.recorder import Recorder
 from bolide.tracing.tensor import TracedTensor
@@ -24,11 +25,13 @@ class Trace(Recorder):
         super().__init__()
         self.shapes.scalar = functools.partial(scalars.of_size, self)
         self.shapes.require = functools.partial(data.check, self)
+        self.shapes.fits = functools.partial(data.fits, self)
 
     def dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what torch's dispatcher hands us: an operation, below autograd and autocast."""
         if (device := kwargs.get("device")) is not None and device.type == "cuda" and device.index is None:
             kwargs = {**kwargs, "device": torch.device("cuda", torch.cuda.current_device())}
+        factories.refuse_overflow(self, func, args, kwargs)
         if (self.has_scalars or self.shapes.has_floats) and (
             result := forms.with_tensors(self, func, args, kwargs)
         ) is not NotImplemented:
@@ -73,6 +76,9 @@ class Trace(Recorder):
             elif any(output.group is tensor.group for tensor in given):
                 output.cut = True
         return result
+
+    def fitting(self, expr: Expr) -> Expr:
+        return expr if self.shapes.closed else data.fitting(self, expr)
 
     def scalar(self, tensor: TracedTensor) -> scalars.TracedFloat:
         """A float of the graph, which is in a tensor of one element."""

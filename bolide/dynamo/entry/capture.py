@@ -27,7 +27,7 @@ from bolide.dynamo.library.marks import HOLDERS
 from bolide.dynamo.library.notices import Notices
 from bolide.dynamo.library.provenance import around
 from bolide.dynamo.library.standard import HELD_LOCKS
-from bolide.dynamo.machine.breaking import break_is_error, refuse_float, refuse_many, refuse_value
+from bolide.dynamo.machine.breaking import break_is_error, refuse_float, refuse_integer, refuse_many, refuse_value
 from bolide.dynamo.machine.caches import refuse_seen
 from bolide.dynamo.machine.calls import call
 from bolide.dynamo.machine.interpreter import Machine
@@ -307,7 +307,9 @@ class _Attempt:
         self.world.serve(_Program(self.machine, breaks))
         if breaks:
             self.trace.shapes.needed = functools.partial(refuse_value, self.machine)
+        self.trace.shapes.exact = state.exporting
         if not state.exporting:
+            self.trace.shapes.too_large = functools.partial(refuse_integer, self.machine)
             self.trace.shapes.derive = functools.partial(derive, self.world)
             self.trace.shapes.named = functools.partial(named, self.world)
         self.calls = CallRecorder(self.trace, self.machine.modes.setters) if record_calls else None
@@ -386,7 +388,8 @@ class _Attempt:
     def _close(self) -> None:
         """The interpretation is over: the trace asks the machine nothing any more, which is no part of what is
         captured."""
-        self.trace.shapes.needed = self.trace.shapes.derive = self.trace.shapes.named = None
+        shapes = self.trace.shapes
+        shapes.needed = shapes.too_large = shapes.derive = shapes.named = None
         self.trace.tell(Listener())
         functions = self.machine.modes.functions
         self.modes_left, functions.active = functions.active, []

@@ -359,6 +359,7 @@ class Symbols:
     def integer(self, source: Source, value: int, name: str, marked: bool = False) -> torch.SymInt:
         """The symbol for an integer of any value."""
         symbol: torch.SymInt = self._symbol((source, None), source, value, source, name, (None, None), marked)
+        self.trace.shapes.numbers |= symbol.node.expr.free_vars
         return symbol
 
     def changes_float(self, source: Source, value: float) -> bool:
@@ -535,10 +536,14 @@ def as_exprs(sizes: Iterable[Any]) -> tuple[int | Expr, ...]:
 
 def shape_guards(captured: Captured) -> list[Guard]:
     """What was assumed of the symbols of a program so far, as guards."""
-    guards = []
-    for condition, where in captured.trace.shapes.guards.items():
+    shapes, guards = captured.trace.shapes, []
+    for condition, where in shapes.guards.items():
         needed = tuple((s.name, s.source) for s in captured.sizes if s.name in condition.free_vars)
         guards.append(Guard(None, "relation", Relation(condition.text(), needed), where))
+    for symbol in captured.sizes:
+        if (room := shapes.rooms.get(symbol.name)) is not None:
+            within = Relation(f"-{room} <= {symbol.name} <= {room}", ((symbol.name, symbol.source),))
+            guards.append(Guard(None, "relation", within))
     return guards
 
 

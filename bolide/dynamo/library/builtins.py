@@ -355,6 +355,8 @@ def _converted(vm: Machine, function: Any, value: Any) -> Any:
     if is_int and function in (int, operator.index):
         return value
     if function is float:
+        if is_int and not value.node.is_exact():
+            return value.node.in_graph()
         return torch.sym_float(value) if is_int else value  # type: ignore[no-untyped-call]
     if function is int and type(value) in (torch.SymFloat, TracedFloat):
         return math.trunc(value)

@@ -75,6 +75,15 @@ def refuse_symbols(vm: Machine, values: object, error: Exception) -> None:
     raise NeedsNumbers(needed, where) from error
 
 
+def refuse_integer(vm: Machine, expr: Expr) -> None:
+    """As `refuse_value`, of an integer that no graph computes: the program is captured again with numbers."""
+    symbols, shapes, where = vm.world.symbols, vm.trace.shapes, vm.where()
+    value, place = shapes.value(expr), (vm.frames[-1].code, vm.frames[-1].pc - 1)
+    refuse_value(vm, expr, value)
+    symbols.history.learnt.needed.setdefault(place, set()).add(value)  # the next capture has no symbols to need
+    raise NeedsNumbers(symbols.behind([shapes.sym_int(expr)], where), where)
+
+
 _SUBSTITUTES = "torch._refs", "torch._decomp", "torch._prims"
 
 

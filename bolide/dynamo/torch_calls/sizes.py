@@ -25,6 +25,7 @@ from bolide.symbolic import Size, hint_of, product
 from bolide.tracing import TracedFloat, TracedTensor
 from bolide.tracing.meta import number_dtype
 from bolide.tracing.numbers import data, forms
+from bolide.tracing.operations.factories import has_number
 
 
 @intercept(torch._check, torch._check_index, torch._check_value, torch._check_type, torch._check_not_implemented)
@@ -403,6 +404,9 @@ def of_numbers(vm: Machine, values: Any, dtype: torch.dtype | None, device: Any)
 
 def _fits(vm: Machine, leaf: Any, dtype: torch.dtype) -> bool:
     """Whether a number made of sizes is one of this dtype; torch raises for others."""
+    if type(leaf) is TracedFloat and not has_number(vm.trace, leaf, dtype):
+        with torch._C._DisableTorchDispatch():
+            torch.tensor(float(leaf), dtype=dtype)  # raises
     if type(leaf) is not torch.SymInt or dtype.is_complex or dtype is torch.bool or data.is_computed(vm.trace, leaf):
         return type(leaf) is not torch.SymFloat or dtype.is_floating_point
     limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)

@@ -42,6 +42,7 @@ class Part(Trace):
         super().__init__()
         self.outer = outer
         self.shapes, self.assume = outer.shapes, outer.assume
+        self.checked |= outer.checked
         self.where, self.differentiates = outer.where, outer.differentiates
         self.generators = outer.generators
         self.has_scalars, self.draws_as_eager = outer.has_scalars, outer.draws_as_eager

@@ -8,7 +8,7 @@ The node that tells a symbol's value at run time (`aten::_local_scalar_dense`, `
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +16,21 @@ import torch.fx
 from torch._ops import OpOverload
 
 from bolide.support.errors import Refuted
-from bolide.symbolic import Cond, Expr, Ratio, Size, SymNode, as_expr, is_data
+from bolide.symbolic import (
+    LARGEST,
+    MOST_ELEMENTS,
+    Cond,
+    Expr,
+    Ratio,
+    ShapeEnv,
+    Size,
+    SymNode,
+    as_expr,
+    is_data,
+    parts_of,
+    room_in,
+    sizes_beside,
+)
 from bolide.tracing import graph
 from bolide.tracing.recording.recorder import Recorder
 from bolide.tracing.tensor import TracedTensor
@@ -94,6 +108,7 @@ def number(trace: Recorder, tensor: TracedTensor) -> torch.SymInt | torch.SymBoo
     def make() -> torch.SymInt:
         least, most = (0, 1) if dtype is torch.bool else _bounds(node, dtype)
         symbol = new_symbol(trace, None if env.decide(as_expr(least).ge(0)) is not True else 0)
+        env.numbers |= symbol.node.expr.free_vars
         env.facts.add(symbol.node.expr.ge(as_expr(least)))
         env.facts.add(symbol.node.expr.le(as_expr(most)))
         return bind(trace, symbol, aten._local_scalar_dense.default, node)
@@ -212,6 +227,83 @@ def _check(trace: Recorder, func: OpOverload, *args: Any) -> None:
     node = trace.graph.create_node("call_function", func, args, {}, "require")
     node.meta["val"], node.meta["where"] = None, trace.where
     trace.refutable = True
+
+
+# ---- integers of any size ----------------------------------------------------------------------------------------
+
+
+def fitting(trace: Recorder, expr: Expr) -> Expr:
+    """What the graph computes for an integer of Python's: the graph has int64, Python as many digits as it takes. Where
+    numbers are too large for that, Python computes the integer in each call; not even that helps if the result is no
+    int64, or the numbers come from several places."""
+    env = trace.shapes
+    if fits(trace, expr):
+        return expr
+    derived = None if env.derive is None or env.is_data(expr) else env.derive(f"({expr.text()})", env.value(expr))
+    if derived is None:
+        if env.too_large is not None and not env.is_data(expr):
+            env.too_large(expr)
+        return Expr.const(env.specialise(expr, env.value(expr)))
+    return as_expr(derived)
+
+
+def fits(trace: Recorder, expr: Expr, most: int = LARGEST) -> bool:
+    """Whether nothing is larger than `most` that is computed of an expression: its numbers are guarded to be so small,
+    or checked where they are data. (Sizes are small enough.)"""
+    env = trace.shapes
+    if env.exact or env.closed:
+        return True
+    numbers = env.numbers & expr.free_vars
+    room = room_in(expr, numbers, most)
+    if env.is_data(expr):
+        return room is not None and _see_to(trace, expr, numbers, room)
+    if room is None or (numbers and (room < _ROOM or any(abs(env.hints[name]) > room for name in numbers))):
+        return len(expr.free_vars) > 1 and _bounded(env, expr, most)
+    env.rooms.update({name: min(room, env.rooms.get(name, room)) for name in numbers})
+    return True
+
+
+_ROOM = 1 << 24  # numbers that are larger are no exception
+
+
+def _bounded(env: ShapeEnv, expr: Expr, most: int) -> bool:
+    """As `fits`, where Python computes in each call how large what is computed is."""
+    parts = list(parts_of(expr))
+    if any(abs(env.value(part)) > most for part in parts):
+        return False
+    return all(env.holds(part.ge(-most)) and env.holds(part.le(most)) for part in parts)
+
+
+def _see_to(trace: Recorder, expr: Expr, numbers: Collection[str], room: int) -> bool:
+    """Check that the numbers in an expression are in -room..room, and guard those that are not data; whether these
+    are."""
+    env = trace.shapes
+    conditions: list[tuple[Expr | None, Cond]] = []
+    conditions += [(None, sizes.le(MOST_ELEMENTS)) for sizes in sizes_beside(expr, numbers)]
+    for name in numbers:
+        if trace.checked.get(name, LARGEST) > room:
+            symbol = expr.variables()[name]
+            if env.is_data(symbol) and not trace.has_size(symbol):
+                return False  # it is one of a branch, outside of which nothing is known of it
+            trace.checked[name] = room
+            conditions += [(symbol, symbol.ge(-room)), (symbol, symbol.le(room))]
+    for read, condition in conditions:
+        if not env.is_data(condition):
+            if not env.holds(condition):
+                return False
+        elif env.decide(condition) is not True:
+            _check_at_once(trace, condition, read)
+    return True
+
+
+def _check_at_once(trace: Recorder, condition: Cond, symbol: Expr | None) -> None:
+    """As `check`, where the graph tells the symbol's value: nothing has to be done in two parts for that."""
+    binding = None if symbol is None else trace.size_node(symbol)
+    if binding is None or binding.op == "placeholder":
+        check(trace, condition)
+        return
+    with trace.graph.inserting_before(binding.next):
+        _check(trace, require, trace.compute_size(condition.expr), condition.op)
 
 
 # ---- indices ---------------------------------------------------------------------------------------------------------

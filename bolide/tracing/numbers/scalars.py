@@ -113,10 +113,12 @@ class TracedFloat(torch.SymFloat):
     def decide(self, form: str, known: Callable[..., Any], *others: Any) -> Any:
         """What `known` gives of this number and others, of which the program depends on no more than that. `form`:
         the same as text, with {} for each number."""
-        operands = (self, *map(_number, others))
+        operands = (self, *map(_beside, others))
         parts = list(map(_in_guards, operands))
         if None in parts:
-            return known(*[float(operand) for operand in operands])
+            return known(
+                float(self), *[float(each) if isinstance(each, TracedFloat) else each for each in operands[1:]]
+            )
         result = known(*map(_hint, operands))
         assert self.trace.assume is not None
         self.trace.assume(f"{form.format(*parts)} == {result!r}", self.trace.where)
@@ -216,6 +218,10 @@ def of_tensor(
 
 def of_size(trace: Recorder, expr: Expr, hint: int) -> TracedFloat:
     """A size as a float of the graph."""
+    if not (data.fits(trace, expr) or trace.shapes.is_data(expr)) and trace.shapes.derive is not None:
+        derived = trace.shapes.derive(f"({expr.text()}) / 1", float(hint))  # of an integer that no int64 holds
+        if isinstance(derived, TracedFloat):
+            return derived
     node = trace.call(aten.full.default, [], trace.size_node(expr), dtype=torch.float64, device=torch.device("cpu"))
     formula = None if trace.assume is None or trace.shapes.is_data(expr) else f"({expr.text()})"
     pin = functools.partial(trace.shapes.specialise, expr, hint)
@@ -252,7 +258,7 @@ def _formula(form: str, operands: tuple[Any, ...]) -> str | None:
     for operand in operands:
         if isinstance(operand, TracedFloat) and operand.formula is not None:
             parts.append(operand.formula)
-        elif type(operand) in (int, float) and not math.isnan(operand):
+        elif type(operand) is int or (type(operand) is float and not math.isnan(operand)):
             parts.append(f"({operand!r})".replace("inf", "1e999"))
         else:
             return None
@@ -419,6 +425,13 @@ def _number(value: Any) -> Any:
     return of(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else float(value)
 
 
+def _beside(value: object) -> object:
+    """As `_number`, where Python converts nothing: an integer is compared with a float exactly."""
+    if type(value) is torch.SymInt and not value.node.is_exact():
+        value = value.node.exact_value()
+    return value if type(value) is int and abs(value) > 1 << 53 else _number(value)
+
+
 # ---- what C++ asks of nodes: it is decided as the program's own questions are
 
 
@@ -496,13 +509,15 @@ def _compared(name: str, sign: str, function: Callable[..., bool]) -> None:
             first, last = (function(bound, other) for bound in self.within)
             if first is last:
                 return first
-        operands = (self, _number(other))
+        operands = (self, _beside(other))
         is_data = any(isinstance(number, TracedFloat) and number.hint is None for number in operands)
+        if type(operands[1]) is int:
+            return self.decide(f"({{}} {sign} {{}})", function, operands[1])
         if is_data and self.trace.captures_numbers is not False:
             with torch._C._DisableAutocast():
                 truth: Any = function(*map(_tensor, operands))
             return data.number(truth._trace, truth)  # a branch of the graph may depend on it
-        return self.decide(f"({{}} {sign} {{}})", function, other)
+        return self.decide(f"({{}} {sign} {{}})", function, operands[1])
 
     setattr(TracedFloat, f"__{name}__", compare)
 

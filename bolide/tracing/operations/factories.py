@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Size, contiguous_strides, hint_of, same_sizes
 from bolide.tracing.meta import TensorMeta, number_dtype
+from bolide.tracing.numbers import data, scalars
 from bolide.tracing.operations.registry import handler
 from bolide.tracing.operations.writes import refuse_overlaps
 from bolide.tracing.recording.recorder import Recorder
@@ -29,6 +30,58 @@ def dtype_and_device(options: dict[str, Any], like: TensorMeta | None = None) ->
     dtype = options.get("dtype") or (like.dtype if like is not None else torch.get_default_dtype())
     device = options.get("device") or (like.device if like is not None else torch.device("cpu"))
     return dtype, torch.device(device)
+
+
+#: what puts numbers into a tensor: which arguments these are
+_FILLING = {
+    "scalar_tensor": (0,),
+    **dict.fromkeys(("full", "full_like", "fill", "fill_", "clamp_min", "clamp_max"), (1,)),
+    **dict.fromkeys(("clamp", "clamp_"), (1, 2)),
+    **dict.fromkeys(("new_full", "masked_fill", "masked_fill_", "constant_pad_nd"), (2,)),
+    **dict.fromkeys(("index_fill", "index_fill_", "scatter", "scatter_"), (3,)),
+}
+
+
+def refuse_overflow(trace: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise what eager does where a number is put into a tensor whose type does not have it."""
+    places = _FILLING.get(func._opname)
+    if places is None or func.namespace != "aten":
+        return
+    is_scalar, like = func._opname == "scalar_tensor", args[0]
+    for value in (*[args[place] for place in places if place < len(args)], *kwargs.values()):
+        if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) or isinstance(value, bool):
+            continue
+        own = number_dtype(value)
+        dtype: torch.dtype = torch.get_default_dtype() if is_scalar else getattr(like, "dtype", own)
+        dtype = kwargs.get("dtype") or dtype
+        widens = func._opname.startswith("clamp") and own.is_floating_point
+        if not widens and not has_number(trace, value, dtype):
+            with torch._C._DisableTorchDispatch():
+                torch.full((), float(value) if own.is_floating_point else int(value), dtype=dtype)
+
+
+def has_number(trace: Recorder, value: float | torch.SymInt | torch.SymFloat, dtype: torch.dtype) -> bool:
+    """Whether a type of integers has a number, which may be cut; that is guarded of one from outside, and checked of
+    data. (Of other types nearly all numbers are some.)"""
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        return True
+    limits = torch.iinfo(dtype)
+    if type(value) is torch.SymInt:
+        env, expr = trace.shapes, value.node.expr
+        conditions = [expr.ge(limits.min), expr.le(limits.max)] if limits.bits < 64 else []
+        if not env.is_data(expr):
+            return all(map(env.holds, conditions))
+        for condition in conditions:
+            if env.decide(condition) is not True:
+                data.check(trace, condition)
+        return True
+    number = scalars.of(value) if isinstance(value, torch.SymFloat) else value
+    if isinstance(number, scalars.TracedFloat) and number.hint is None:
+        with torch._C._DisableAutocast():
+            given = number.tensor
+            data.check_tensor(given._trace, (given >= limits.min) & (given <= limits.max))
+        return True
+    return bool(number >= limits.min) and bool(number <= limits.max)
 
 
 def refuse_negative(shape: Iterable[int | torch.SymInt], make: Callable[[list[int]], Tensor] = torch.empty) -> None:

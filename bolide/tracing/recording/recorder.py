@@ -87,6 +87,7 @@ class Recorder(abc.ABC):
     - `bound`: the names of the symbols whose values its nodes tell (`data.binds`)
     - `answered`: what data was asked for before; `hashed`: by id, values that were asked for their hash of identity
     - `has_scalars`, `reads_floats`: floats are in the graph, or read from tensors
+    - `checked`: numbers that are data, and the graph checks to be in -room..room
     - `refutable`: running the graph may raise Refuted
     - `functional_only`: what the program does that only the functional graph shows
     """
@@ -131,6 +132,7 @@ class Recorder(abc.ABC):
         self._slots: dict[int, Node] = {}  # of the inputs, and of their leaves, by id
         self._lifted: dict[int, TracedTensor] = {}  # by id of the real tensor
         self._size_nodes: dict[Expr, Node] = {}
+        self.checked: dict[str, int] = {}
         self._last_input: Node = self.graph._root
         self._last_slot: Node = self.graph._root
 
@@ -150,6 +152,10 @@ class Recorder(abc.ABC):
     @abc.abstractmethod
     def scalar(self, tensor: TracedTensor) -> torch.SymFloat:
         """A float of the graph, which is in a tensor of one element."""
+
+    @abc.abstractmethod
+    def fitting(self, expr: Expr) -> Expr:
+        """What the graph computes for an integer of Python's, which may have more than 64 bits."""
 
     # ---- what comes from outside ----------------------------------------------------------------------------------
 
@@ -240,6 +246,10 @@ class Recorder(abc.ABC):
     def bind_size(self, symbol: torch.SymInt, node: Node) -> None:
         """The node that tells the value of a symbol."""
         self._size_nodes[symbol.node.expr] = node
+
+    def has_size(self, expr: Expr) -> bool:
+        """Whether the graph computes a size, or is given it."""
+        return expr in self._size_nodes
 
     def allow_symbols(self) -> None:
         """To be called before the first symbol is made."""
@@ -413,10 +423,14 @@ class Recorder(abc.ABC):
             return expr.value
         node = self._size_nodes.get(expr)
         if node is None:
-            node = self._size_nodes[expr] = self._compute_size(expr)
+            fitting = self.fitting(expr)
+            node = self.compute_size(expr) if fitting is expr else self.size_node(fitting)
+            self._size_nodes[expr] = node
         return node
 
-    def _compute_size(self, expr: Expr) -> Any:
+    def compute_size(self, expr: Expr) -> Any:
+        """As `size_node`, a node that nobody else has."""
+
         def apply(function: Callable[..., Any], a: Node | int, b: Node | int, value: Expr) -> Node:
             node = self.graph.create_node("call_function", function, (a, b), {}, "size")
             node.meta["val"] = self.shapes.sym_int(value)
