@@ -14,9 +14,9 @@ import torch
 from bolide.dynamo.bytecode.uniform import COMPARISONS, OPERATORS
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.stand_ins import (
+    HASHED,
     PENDING,
     PLAIN,
-    SETS,
     SIZED_KEYS,
     STAND_INS,
     SYMBOLIC,
@@ -156,7 +156,7 @@ def with_key(vm: Machine, operation: Callable[..., T], owner: object, key: objec
 
 def is_keyed_by_sizes(vm: Machine, owner: object, key: object) -> bool:
     """Whether a key has to be compared with those that a dict or set of the program's has."""
-    return type(owner) in (dict, *SETS) and (_has_size(key) or bool(SIZED_KEYS.of(vm)))
+    return type(owner) in HASHED and (_has_size(key) or bool(SIZED_KEYS.of(vm)))
 
 
 def _has_size(key: object) -> bool:

@@ -218,9 +218,9 @@ SIZED_KEYS: Slot[list[object]] = Slot(list)
 """The keys so far that are sizes, or have such in them."""
 
 SETS = (set, frozenset)
-_HASHED = (dict, *SETS)
+HASHED = (dict, *SETS)
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.items()))
-_SEARCHED: tuple[type, ...] = (*_HASHED, *_VIEWS, list, tuple, type({}.values()))
+_SEARCHED: tuple[type, ...] = (*HASHED, *_VIEWS, list, tuple, type({}.values()))
 
 
 def settle_keys(vm: Machine, *values: object) -> None:
@@ -236,7 +236,7 @@ def _settle(vm: Machine, value: Key, is_hashed: bool) -> None:
         concrete(vm, value)
     elif type(value) in _SEARCHED:
         for part in value:
-            _settle(vm, part, is_hashed or type(value) in _HASHED)
+            _settle(vm, part, is_hashed or type(value) in HASHED)
         if type(value) is dict:
             for part in value.values():
                 _settle(vm, part, False)

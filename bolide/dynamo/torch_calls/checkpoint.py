@@ -161,18 +161,18 @@ _DRAWN = frozenset({writes.drawn, *generators.STATES})
 
 
 def _written(vm: Machine, groups: Sequence[AliasGroup]) -> Any:
-    drawn = sum(node.target in _DRAWN for node in vm.trace.graph.nodes)
     written = [leaf.group.version for leaf in vm.trace.leaves if leaf.group.version]
-    return effects_so_far(vm), drawn, len(vm.world.draws), written, [group.version for group in groups]
+    return effects_so_far(vm), len(vm.world.draws), written, [group.version for group in groups]
 
 
 @answers(torch_functions.end_region)
 def _end(vm: Machine, region: CheckpointRegion) -> None:
     vm.depth.reentrant -= region.given is not None
-    if torch.is_grad_enabled() and region.written != _written(vm, region.given or ()):
+    nodes = list(_nodes_since(region.before))
+    draws = any(node.target in _DRAWN for node in nodes)
+    if torch.is_grad_enabled() and (draws or region.written != _written(vm, region.given or ())):
         reason = "a checkpointed region writes outside: eager does that again when it computes the region again"
         raise _refused(vm, reason, "keep what it writes (statistics, counters) out of the region")
-    nodes = list(_nodes_since(region.before))
     if (
         torch.is_grad_enabled()
         and not region.same_draws
