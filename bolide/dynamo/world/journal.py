@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.iterators import Stream
-from bolide.dynamo.world.outside import Cell, Grown, Overlay, Snapshot
+from bolide.dynamo.world.outside import Cell, Deferred, Grown, Overlay, Snapshot
 from bolide.dynamo.world.parts import Write
 
 Place = Overlay | Snapshot | Cell | Grown | Stream
@@ -28,7 +28,8 @@ class Change(NamedTuple):
         """What has been written over, or taken out."""
         if isinstance(self.place, Snapshot):
             return self.place.gone()
-        return [self.before] if isinstance(self.place, (Overlay, Cell)) else []
+        before = self.before.real if type(self.before) is Deferred else self.before
+        return [before] if isinstance(self.place, (Overlay, Cell)) else []
 
     def parts(self) -> list[object]:
         """All that tells it from another change, each part by its identity."""

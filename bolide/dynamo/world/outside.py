@@ -139,7 +139,7 @@ class Overlay:
                 self.complete[key] = value
             return
         if key not in self.original:
-            self.original[key] = self._read(key) if dict.__contains__(self.real, key) else MISSING
+            self.original[key] = self._before(key, value)
         in_slots = self.owner is None and self.child in (attribute_source, slot_source)
         if value is MISSING and self.original[key] is MISSING and not in_slots:  # deleting what is there is an effect
             self._guard_absence(key)
@@ -152,6 +152,22 @@ class Overlay:
             if self.original[key] is not MISSING:
                 self.moved |= {key}
         self.known[key] = value
+
+    def _before(self, key: object, value: object) -> object:
+        """What a key was that is written first. What an attribute was does not matter, so it is not looked at, unless
+        it stays as it is, or the program can see that it goes."""
+        if not dict.__contains__(self.real, key):
+            return MISSING
+        real = dict.__getitem__(self.real, key)
+        plain = self.child in (attribute_source, member_source) and not (
+            self.owner is None or isinstance(self.owner, type)
+        )
+        if not plain or value is MISSING or self.world.journal.forks or is_finalised(real):
+            return self._read(key)
+        stays = real is (value.real if type(value) is Outside else value) or (
+            type(real) in CONSTANT_TYPES and same_constant(value, real)
+        )
+        return self._read(key) if stays else Deferred(real, self._source_of(key))
 
     def _note(self, key: object) -> None:
         """Put into the journal what a key is now."""
@@ -390,7 +406,8 @@ class Outside:
 
 @fleeting
 class Deferred:
-    """A local variable of a continued frame that has not been read: it stays where it is, without a guard."""
+    """A local variable of a continued frame that has not been read: it stays where it is, without a guard. Or what was
+    written over unread."""
 
     __slots__ = ("real", "source")
 

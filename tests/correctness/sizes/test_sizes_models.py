@@ -4,12 +4,14 @@ more, later ones never; results and gradients are eager's."""
 from __future__ import annotations
 
 import copy
+import types
 import warnings
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import bolide
 from benchmarks import models
@@ -128,3 +130,56 @@ def test_a_table_that_grows_with_every_call_is_soon_of_any_size(dynamic: bool | 
         torch.testing.assert_close(copied.scale.grad, eager.scale.grad)
         torch.testing.assert_close(copied.table, eager.table)
     assert len(bolide.dynamo.get_compilation_metrics()) <= 4  # longer or not; fixed, and of any size
+
+
+class Kept(nn.Module):
+    """Keeps what it has seen, as models do for later looks at them; none of it is read by the next call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.size: Any = None
+        self.activations: Any = None
+        self.loss: Any = torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows, self.columns = self.size = x.shape
+        self.activations = [self.layer(x)]
+        self.loss = self.activations[0].square().mean()
+        return self.loss * self.rows
+
+
+def test_what_a_model_only_writes_is_no_reason_for_a_version() -> None:
+    theirs = Kept()
+    ours = copy.deepcopy(theirs)
+    compiled: Any = bolide.compile(ours, fullgraph=True)
+    versions = []
+    for rows in (3, 3, 5, 7, 4):
+        x = torch.randn(rows, 4)
+        got, new = installed(lambda x=x: compiled(x))
+        versions.append(new)
+        torch.testing.assert_close(got, theirs(x))
+        torch.testing.assert_close((ours.activations, ours.loss), (theirs.activations, theirs.loss))
+        assert (ours.size, ours.rows, ours.columns) == (theirs.size, theirs.rows, theirs.columns)
+        assert list(vars(ours)) == list(vars(theirs)), "the order of attributes"
+    assert versions == [1, 0, 1, 0, 0]
+
+
+def test_an_attribute_that_is_written_may_have_been_deleted_since() -> None:
+    theirs, ours = types.SimpleNamespace(a=1, b=2), types.SimpleNamespace(a=1, b=2)
+
+    def program(x: torch.Tensor, box: Any) -> Any:
+        box.a = x + 1
+        before = box.b
+        del box.b
+        return x * before
+
+    compiled: Any = bolide.compile(program, backend="eager")
+    for gone in (False, True, True):
+        results = []
+        for function, box in ((program, theirs), (compiled, ours)):
+            box.b = 3
+            if gone:
+                del box.a
+            results.append(function(torch.ones(2), box))
+        assert torch.equal(*results) and list(vars(ours)) == list(vars(theirs))
