@@ -101,7 +101,9 @@ def _decided(ctx: Lowering, index: TensorValue, bad: Reader) -> bool:
 
 
 @lowering(aten.embedding.default)
-def embedding(ctx: Lowering, weight: TensorValue, indices: TensorValue, *_: object) -> TensorValue:
+def embedding(ctx: Lowering, weight: TensorValue, indices: TensorValue, *_: object) -> object:
+    if weight.is_empty:
+        return EXTERN
     rank = len(indices.shape)
     place = checked_index(ctx, indices, weight.shape[0], wraps=False)
     row = operand_var(0, weight.shape[0])
@@ -112,9 +114,9 @@ def embedding(ctx: Lowering, weight: TensorValue, indices: TensorValue, *_: obje
 def embedding_dense_backward(
     ctx: Lowering, grad: TensorValue, indices: TensorValue, num_weights: object, padding_idx: object, by_freq: bool
 ) -> object:
-    if by_freq:
-        return EXTERN
     shape, dtype = ctx.out
+    if by_freq or shape[0].least() < 1:
+        return EXTERN
     compute = sc.compute_dtype(dtype)
     rank = len(indices.shape)
     place = checked_index(ctx, indices, shape[0], wraps=False)
@@ -217,7 +219,7 @@ def index_put(
             return EXTERN
         return _masked_put(ctx, x, mask, values)
     mode: ScatterMode = "add" if accumulate else "set"
-    if _rounds(x, mode):
+    if x.may_be_empty or _rounds(x, mode):
         return EXTERN
     pattern = _Indexed(ctx, x, indices, _BOUNDS)
     return ctx.scatter(x, pattern.result_shape, pattern.places, ctx.reader(values, x.dtype), mode)
@@ -234,10 +236,11 @@ def _rounds(x: TensorValue, mode: str) -> bool:
     return mode in ("add", "mul") and sc.compute_dtype(x.dtype) is not x.dtype
 
 
-def _is_eagers(ctx: Lowering, x: TensorValue, mode: str) -> bool:
-    """Whether what a kernel adds to elements, if it does, is rounded as in eager: Hopper adds bfloat16s atomically."""
+def _can_write(ctx: Lowering, x: TensorValue, mode: str) -> bool:
+    """Whether there are elements to write to, and what is added to them, if so, is rounded as in eager: Hopper adds
+    bfloat16s atomically."""
     adds = mode == "add" and x.dtype is torch.bfloat16 and ctx.machine.target.adds_four
-    return adds or not _rounds(x, mode)
+    return not x.may_be_empty and (adds or not _rounds(x, mode))
 
 
 # ---- along one dimension --------------------------------------------------------------------------------------------
@@ -352,7 +355,7 @@ def _register_scatter(overload: object, mode: ScatterMode) -> None:
 
     @lowering(overload)
     def lower(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, source: Operand) -> object:
-        place = _one_for_each(ctx, x, dim, index) if _is_eagers(ctx, x, mode) else None
+        place = _one_for_each(ctx, x, dim, index) if _can_write(ctx, x, mode) else None
         if place is None:
             return EXTERN
         return ctx.scatter(x, index.shape, place, ctx.reader(source, x.dtype), mode)
@@ -373,7 +376,7 @@ def _rows_written(
     wraps: bool = False,
 ) -> object:
     """x with value(i) at slice index(i[dim]) of `dim`."""
-    place = _rows(ctx, x, dim, index, wraps) if _is_eagers(ctx, x, mode) else None
+    place = _rows(ctx, x, dim, index, wraps) if _can_write(ctx, x, mode) else None
     if place is None:
         return EXTERN
     length = index.shape[0] if index.shape else ONE
@@ -446,7 +449,7 @@ def index_reduce(
 
 def _is_atens(x: TensorValue, reduce: str) -> bool:
     mode = JOINED_BY[_REDUCTIONS[reduce]]
-    return x.dtype is torch.bool or x.dtype.is_complex or _rounds(x, mode)
+    return x.dtype is torch.bool or x.dtype.is_complex or x.may_be_empty or _rounds(x, mode)
 
 
 def _reduced_into(

@@ -425,7 +425,7 @@ def nll_loss_forward(
     ctx: Lowering, x: TensorValue, target: TensorValue, weight: MaybeTensor, reduction: int, ignore_index: object
 ) -> object:
     """(loss, total weight). The classes are dimension 1 of `x`, or its only one."""
-    if not isinstance(ignore_index, int) or target.is_empty:
+    if not isinstance(ignore_index, int) or target.is_empty or x.is_empty:
         return EXTERN
     class_dim = 0 if len(x.shape) == 1 else 1
     dtype, compute = x.dtype, sc.compute_dtype(x.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -51,6 +52,11 @@ class TensorValue:
         """Whether a dimension has size 0."""
         return any(size is ZERO for size in self.shape)
 
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a dimension has size 0, or turns out to have it: nowhere in it may be written to."""
+        return any(size.least() < 1 for size in self.shape)
+
     def at(self, coords: Coords) -> Coords:
         """The coordinates in the buffer of the element `coords`."""
         for step in self.maps:
@@ -73,7 +79,12 @@ class TensorValue:
 
     def load_indirect(self, coords: Coords, operands: tuple[Node, ...], condition: Node | None = None) -> Node:
         """The element `coords`, in which ``$k`` is the value of `operands[k]`, which must be within bounds; or 0 where
-        there is a `condition` that is false: then they may be out of bounds."""
+        there is a `condition` that is false: then they may be out of bounds. In a dimension that may be empty nothing
+        is, so that there is one."""
+        if condition is None:
+            indexed = [size for coord, size in zip(coords, self.shape) if any(v[0] == "$" for v in coord.free_vars)]
+            some = [sc.gt(sc.index(size), 0) for size in indexed if size.least() < 1]
+            condition = functools.reduce(sc.logical_and, some) if some else None
         if condition is not None:
             element = Element(self.buffer, self.at(coords), masked=True)
             return Node.make("load", self.dtype, (*operands, condition), element)

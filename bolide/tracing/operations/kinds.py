@@ -158,7 +158,10 @@ def view_of(trace: Recorder, tensor: Any, func: OpOverload, /, *args: Any, **kwa
     """The view `func(tensor, *args)`; the arguments are as they stand in the graph."""
     if tensor.__class__ is not TracedTensor:
         tensor = trace.lift(tensor)
-    node = trace.call(func, tensor.node, *args, **kwargs)
+    value = tensor.node
+    if func is aten.view_as_complex.default and tensor.group.version:  # pairs lie together in memory, not in the value
+        value = trace.call(aten.clone.default, value, memory_format=torch.contiguous_format)
+    node = trace.call(func, value, *args, **kwargs)
     if node.__class__ is not torch.fx.Node:
         raise Unsupported(f"{func} makes several views", trace.where, kind="operator")
     meta = node.meta["val"]

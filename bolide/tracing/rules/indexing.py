@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import zip_longest
 
 import torch
 
-from bolide.symbolic import Size, contiguous_strides, is_one, is_zero
+from bolide.symbolic import Size, contiguous_strides, is_one, is_zero, product
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import (
     broadcast_shapes,
@@ -26,6 +27,12 @@ from bolide.tracing.rules.registry import rule, rule_of_symbols
 from bolide.tracing.rules.views import view_strides
 
 
+def _require_places(x: TensorMeta, dim: int, index: Sequence[Size], error: type[Exception] = RuntimeError) -> None:
+    """No index, in a tensor of this shape, is within a dimension of size 0."""
+    if x.shape and is_zero(x.shape[dim]):
+        require(product(index) == 0, "index is out of bounds for dimension with size 0", error)
+
+
 @rule("embedding")
 def _embedding(weight: TensorMeta, indices: TensorMeta, *_: object) -> TensorMeta:
     require(weight.ndim == 2, "'weight' must be 2-D")
@@ -34,6 +41,7 @@ def _embedding(weight: TensorMeta, indices: TensorMeta, *_: object) -> TensorMet
         f"Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but got "
         f"torch.{dtype_name(indices.dtype)}Tensor instead (while checking arguments for embedding)",
     )
+    _require_places(weight, 0, indices.shape)
     return row_major(weight, (*indices.shape, *weight.shape[1:]))
 
 
@@ -54,6 +62,7 @@ def _gather(x: TensorMeta, dim: int, index: TensorMeta, *, sparse_grad: bool = F
                     f"Size does not match at dimension {other} expected index {list(index.shape)} to be no larger than "
                     f"self {list(x.shape)} apart from dimension {dim}"
                 )
+        _require_places(x, dim, index.shape)
     return row_major(x, index.shape)
 
 
@@ -69,6 +78,7 @@ def _index_select(x: TensorMeta, dim: int, index: TensorMeta) -> TensorMeta:
     if not x.shape:
         require(count == 1, f"index_select(): Index to scalar can have only 1 value, got {count} value(s)")
         return row_major(x, ())
+    _require_places(x, dim, (count,))
     return row_major(x, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
 
 
@@ -89,26 +99,50 @@ def _scatter(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta, *_:
                 f"dimension {dim} "
                 f"and to be no larger size than src {list(source.shape)}",
             )
+        _require_places(x, dim, index.shape)
     return row_major(x)
 
 
-@rule("index_add")
-def _index_add(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta, *_: object, **__: object) -> TensorMeta:
-    require(index.ndim <= 1, "index_add_(): Index is supposed to be a vector", IndexError)
-    require(x.dtype is source.dtype, "index_add_(): self and source must have the same scalar type")
-    dim = wrap_dim(dim, x.ndim)
-    aligned = x.ndim == source.ndim and all(a == b for i, (a, b) in enumerate(zip(x.shape, source.shape)) if i != dim)
-    require(
-        aligned or not source.shape or not x.shape,
-        "source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = "
-        f"{list(x.shape)} source.shape = {list(source.shape)}",
-    )
-    count, rows = index.numel, source.shape[dim] if source.shape else 1
-    require(
-        count == rows,
-        f"index_add_(): Number of indices ({count}) should be equal to source.size(dim): ({rows}), for dim: {dim}",
-    )
-    return row_major(x)
+def _combined_at(name: str) -> None:
+    """Register an operation that combines `source` with what stands in `x` at places along a dimension."""
+
+    def infer(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta, *_: object, **__: object) -> TensorMeta:
+        require(
+            index.ndim <= 1,
+            f"{name}_(): Index is supposed to be a vector, but got dim: {index.ndim} with type: "
+            f"{dtype_name(index.dtype)} and size: {list(index.shape)}",
+            IndexError,
+        )
+        require(
+            index.dtype in (torch.int32, torch.int64),
+            f"{name}_(): Expected dtype int32/int64 for index but got: {dtype_name(index.dtype)}",
+        )
+        require(
+            x.dtype is source.dtype,
+            f"{name}_(): self ({dtype_name(x.dtype)}) and source ({dtype_name(source.dtype)}) must have the same "
+            "scalar type",
+        )
+        dim = wrap_dim(dim, x.ndim)
+        sizes = enumerate(zip(x.shape, source.shape))
+        require(
+            not source.shape
+            or not x.shape
+            or (x.ndim == source.ndim and all(a == b for i, (a, b) in sizes if i != dim)),
+            "source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = "
+            f"{list(x.shape)} source.shape = {list(source.shape)}",
+        )
+        count, rows = index.numel, source.shape[dim] if source.shape else 1
+        require(
+            count == rows,
+            f"{name}_(): Number of indices ({count}) should be equal to source.size(dim): ({rows}), for dim: {dim}",
+        )
+        return row_major(x)
+
+    rule(name)(infer)
+
+
+_combined_at("index_add")
+_combined_at("index_reduce")
 
 
 @rule("index_copy")
@@ -140,6 +174,7 @@ def _index_copy(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta) 
         f"{' '.join(map(str, own))} at dimension {dim} and source slice shape: {' '.join(map(str, given))} at "
         f"dimension 0.",
     )
+    _require_places(x, dim, index.shape)
     return row_major(x)
 
 
@@ -154,12 +189,13 @@ def _scatter_value(x: TensorMeta, dim: int, index: TensorMeta, *_: object, **__:
             all(axis == dim or index.shape[axis] <= x.shape[axis] for axis in range(min(index.ndim, x.ndim))),
             f"Expected index {list(index.shape)} to be no larger than self {list(x.shape)} apart from dimension {dim}",
         )
+        _require_places(x, dim, index.shape)
     return row_major(x)
 
 
 @rule("index_fill.int_Scalar", "index_fill.int_Tensor")
-def _written(x: TensorMeta, dim: int, *_: object, **__: object) -> TensorMeta:
-    wrap_dim(dim, x.ndim)
+def _written(x: TensorMeta, dim: int, index: TensorMeta, *_: object) -> TensorMeta:
+    _require_places(x, wrap_dim(dim, x.ndim), index.shape)
     return laid_out_like(x)  # clone(), then a write
 
 
@@ -205,6 +241,8 @@ def _indexed_shape(x: TensorMeta, indices: list[TensorMeta | None]) -> tuple[tup
     if not slots:
         return x.shape, 0, 0
     common = _common_shape([index.shape for index in indices if index is not None])
+    for slot in slots:
+        _require_places(x, slot, common, IndexError)
     shape = [extent for dim, extent in enumerate(x.shape) if dim not in slots]
     position = slots[0] if slots == list(range(slots[0], slots[-1] + 1)) else 0
     return (*shape[:position], *common, *shape[position:]), position, position + len(common)

@@ -88,15 +88,21 @@ def refusal(func: OpOverload, args: list[Any], kwargs: dict[str, Any], ruled: bo
     if any(meta.ndim > _MOST_DIMS for meta in metas):
         return None  # two elements a side are too many
     sizes = None
-    if _is_told_sizes(func) or not (ruled or torch.Tag.pointwise in func.tags):
-        sizes = tuple(meta.shape for meta in metas)
-        if not _are_known(metas) or sum(meta.numel for meta in metas) > _SMALL:
+    some_empty = any(is_known_zero(size) for meta in metas for size in meta.shape)
+    must = _is_told_sizes(func) or not (ruled or torch.Tag.pointwise in func.tags)
+    if must or some_empty:  # nothing but a size of 1 goes with a 0
+        if _are_known(metas) and sum(meta.numel for meta in metas) <= _SMALL:
+            sizes = tuple(meta.shape for meta in metas)
+        elif must:
             return None  # nothing is asked of sizes that are data
     key = _key(func, args, kwargs, sizes)
     if key not in _asked:
         asks = metas and all(meta.device.type == "cpu" for meta in metas)
-        filled = sizes is not None or not any(is_known_zero(size) for meta in metas for size in meta.shape)
-        trusted = filled and not _is_made_up([*args, *kwargs.values()]) and _is_about_parameters(func)
+        trusted = (
+            (sizes is not None or not some_empty)
+            and not _is_made_up([*args, *kwargs.values()])
+            and _is_about_parameters(func)
+        )
         _asked[key] = _ask(func, args, kwargs, sizes is not None, trusted) if asks else None
     return _asked[key]
 

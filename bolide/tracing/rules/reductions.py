@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -143,6 +144,15 @@ def _vector_norm(
         x.dtype.is_floating_point or x.dtype.is_complex,
         f"linalg.vector_norm: Expected a floating point or complex tensor as input. Got {dtype_name(x.dtype)}",
     )
+    if isinstance(order, (int, float)) and (order < 0 or order == math.inf):
+        given = [dims] if isinstance(dims, int) else dims or range(x.ndim)
+        for dim in given:
+            what = f"the dimension {dim}because this dimension is empty and" if dims else "an empty tensor because"
+            require(
+                x.shape[wrap_dim(dim, x.ndim)] != 0 if x.shape else True,
+                f"linalg.vector_norm cannot compute the {float(order)} norm on {what} the operation does not have an "
+                "identity",
+            )
     return reduced(x, dims, keepdim, (dtype or x.dtype).to_real())
 
 

@@ -85,16 +85,62 @@ def test_parameters_are_frozen(part: str, backend: str) -> None:
             torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+def adversaries(first: nn.Module, second: nn.Module, x: torch.Tensor) -> Any:
+    """A generator's turn, for which the other is frozen, and then that one's."""
+    for parameter in second.parameters():
+        parameter.requires_grad_(False)
+    fake = first(x)
+    second(fake).mean().backward()
+    for parameter in second.parameters():
+        parameter.requires_grad = True
+    (second(fake.detach()).square().mean() - second(x).mean()).backward()
+    return fake.detach()
+
+
+def thawed_in_between(first: nn.Module, second: nn.Module, x: torch.Tensor) -> Any:
+    """What is computed while frozen has no history, what is computed later has one."""
+    for parameter in first.parameters():
+        parameter.requires_grad_(False)
+    before = first(x)
+    for parameter in first.parameters():
+        parameter.requires_grad_(True)
+    after = first(x + 1) * before
+    second.requires_grad_(False).requires_grad_(True).requires_grad_(False)
+    return before, after, second(x) + after
+
+
+@BACKENDS
+@pytest.mark.parametrize("fn", [adversaries, thawed_in_between])
+def test_parameters_are_frozen_for_a_while(fn: Callable[..., Any], backend: str) -> None:
+    compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+    models = [nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)) for _ in range(2)]
+    twins = copy.deepcopy(models)
+    for rows in (2, 2, 3, 4):
+        x = torch.randn(rows, 3)
+        found, expected = compiled(*models, x), fn(*twins, x)
+        for results in (found, expected):
+            kept = [result for result in (results if type(results) is tuple else [results]) if result.requires_grad]
+            torch.autograd.backward(kept, [torch.ones_like(result) for result in kept], retain_graph=False)
+        torch.testing.assert_close(found, expected)
+        for model, twin in zip(models, twins, strict=True):
+            for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+                assert ours.requires_grad == theirs.requires_grad
+                torch.testing.assert_close(ours.grad, theirs.grad)
+                for parameter in (ours, theirs):
+                    parameter.requires_grad_(True)
+
+
 def late(x: torch.Tensor) -> Any:
     y = x * 2
     x.requires_grad_(False)
     return y, x * 3
 
 
-def back(x: torch.Tensor) -> Any:
+def again(x: torch.Tensor) -> Any:
     x.requires_grad_(False)
-    y = x * 2
     x.requires_grad_(True)
+    y = x * 2
+    x.requires_grad_(False)
     return y, x * 3
 
 
@@ -106,9 +152,9 @@ def written(x: torch.Tensor) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::bolide.BolideWarning")
-@pytest.mark.parametrize("fn", [late, back, written])
+@pytest.mark.parametrize("fn", [late, again, written])
 def test_what_is_changed_for_real(fn: Callable[..., Any]) -> None:
-    """Where the history would not be eager's: after uses that have one, or twice."""
+    """Where the history would not be eager's: after uses that have one, or writes."""
     x = torch.randn(3)
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     found, expected = bolide.compile(fn, backend="eager")(ours), fn(theirs)
