@@ -96,7 +96,7 @@ def contents(vm: Machine, value: Any) -> Contents | None:
     if isinstance(value, BaseException):
         linked = [("args", value.args), ("cause", value.__cause__), ("context", value.__context__)]
         return [*linked, *_of_instance(value)]
-    if is_python_class(cls) and not issubclass(cls, torch.Tensor):
+    if (is_python_class(cls) and not issubclass(cls, torch.Tensor)) or cls is types.SimpleNamespace:
         return _of_instance(value)
     raise vm.unsupported(f"the program holds a {cls.__name__}, whose state is not known", "control_flow")
 

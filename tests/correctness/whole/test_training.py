@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
+import dataclasses
 import operator
 import random
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -140,3 +143,42 @@ def test_answers_that_are_kept(name: str) -> None:
         return [run(torch.randn(3)) for _ in range(9)], count, weight
 
     check_whole(program, versions=3)  # the first one has read the counter
+
+
+@dataclasses.dataclass
+class Tracker:
+    best: float = 1e9
+    steps: int = 0
+
+
+HOLDERS: dict[str, Callable[..., Any]] = {
+    "dataclass": Tracker,
+    "simple_namespace": types.SimpleNamespace,
+    "argparse_namespace": argparse.Namespace,
+}
+
+
+@pytest.mark.parametrize("made", (False, True))
+@pytest.mark.parametrize("name", HOLDERS)
+def test_what_is_kept_of_the_best_step(name: str, made: bool) -> None:
+    """A step that notes its best loss by a branch on data is compiled whole, whatever the note is made in."""
+
+    def program(compile: Any) -> object:
+        model, kept = MODELS["linear"](), HOLDERS[name](best=1e9, steps=0)
+        optimizer = optim.SGD(model.parameters(), 0.1)
+
+        def step(x: Tensor, labels: Tensor) -> object:
+            notes = HOLDERS[name](best=1.5, steps=3) if made else kept
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), labels)
+            loss.backward()
+            optimizer.step()
+            notes.steps += 1
+            if loss.item() < notes.best:
+                notes.best = loss.item()
+            return notes.best, notes.steps, loss.detach()
+
+        run = compile(step)
+        return [run(torch.randn(n, WIDTH), torch.randint(3, (n,))) for n in (4, 4, 3, 5)], vars(kept)
+
+    check_whole(program, versions=4)
