@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -105,3 +107,21 @@ def test_warnings_of_the_programs_own_filters() -> None:
             return x[BYTES]
 
     assert shown(bolide.compile(quiet), torch.randn(3)) == []
+
+
+def test_a_warning_asks_no_module_for_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some are loaded by that, or cannot be."""
+
+    class Lazy(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise ImportError(name)
+
+    lazy = Lazy("lazy")
+    del lazy.__spec__, lazy.__loader__, lazy.__package__
+    monkeypatch.setitem(sys.modules, "lazy_for_this_test", lazy)
+    x = torch.randn(4, 5)
+    compiled: Any = bolide.compile(lambda x: F.softmax(x).sin(), fullgraph=True)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.testing.assert_close(compiled(x), F.softmax(x).sin())
+    assert {str(warning.message)[:8] for warning in seen} == {"Implicit"}

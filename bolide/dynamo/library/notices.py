@@ -113,8 +113,10 @@ def _raise_what_is_an_error(message: Warning | str, category: type[Warning], cal
 
 
 def _forget(message: Warning | str, category: type[Warning], filename: str) -> None:
-    """The filters have not seen this warning: where it comes from is another line of the user's each time."""
+    """The filters have not seen this warning: where it comes from is another line of the user's each time. Modules that
+    are loaded when they are asked for something are not asked."""
     getattr(warnings, "onceregistry", {}).pop((str(message), category), None)
     for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) == filename:
-            vars(module).pop("__warningregistry__", None)
+        namespace = getattr(module, "__dict__", {})
+        if namespace.get("__file__") == filename:
+            namespace.pop("__warningregistry__", None)
