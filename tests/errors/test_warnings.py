@@ -125,3 +125,24 @@ def test_a_warning_asks_no_module_for_anything(monkeypatch: pytest.MonkeyPatch) 
         warnings.simplefilter("always")
         torch.testing.assert_close(compiled(x), F.softmax(x).sin())
     assert {str(warning.message)[:8] for warning in seen} == {"Implicit"}
+
+
+def test_a_backward_inside_asks_for_no_gradients_that_warn() -> None:
+    """Data from before a break that was written to, and has a history since, is no leaf any more."""
+    weight = torch.randn(3, requires_grad=True)
+
+    def step(x: Any) -> Any:
+        out = torch.zeros_like(x)
+        bolide.graph_break()
+        out[1:] += weight * x[1:]
+        out.square().sum().backward()
+        return out.detach()
+
+    compiled = bolide.compile(step)
+    for rows in (3, 4, 5):
+        x, found = torch.randn(rows, 3), []
+        for function in (step, compiled):
+            weight.grad = None
+            assert shown(function, x) == []
+            found.append((function(x), weight.grad))
+        torch.testing.assert_close(*found)

@@ -203,6 +203,8 @@ def _backward(
                 leaf.grad = None
     run_engine(vm, outputs, grad_tensors, leaves_asked or (), (keep, create, True, True))
     for place, leaf in enumerate(vm.trace.leaves):
+        if not leaf.is_leaf:
+            continue  # data that was written to, and has a history since
         gradient, leaf.grad = leaf.grad, None
         if gradient is not None:
             _accumulate(vm, place, gradient, create)
