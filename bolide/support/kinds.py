@@ -415,7 +415,7 @@ def markdown() -> str:
         if kind.scope == "call":
             later = "the next one is tried again"
             later += ", `cache_size_limit` times for the same kind of tensor" if kind.name == "input" else ""
-            lines += ["", f"Only the call that met it runs in eager; {later}."]
+            lines += ["", *_wrapped(f"Only the call that met it runs in eager; {later}.")]
     return "\n".join(lines) + "\n"
 
 

@@ -547,7 +547,7 @@ def _argument(world: World, code: types.CodeType, name: str | None, arg: Any, so
     length changes is looked at where it is read: there is the break. So is a tensor of which nothing can be captured
     (sparse, quantised, nested)."""
     plain = name is not None and name not in code.co_cellvars and not code.co_flags & _SUSPENDS
-    if plain and type(arg) in (list, tuple, range) and world.symbols.is_one_of_many(source, len(arg)):
+    if plain and _has_other_lengths(world, arg, source, []):
         return world.lifetimes.later(arg, source)
     try:
         return world.wrap(arg, source)
@@ -555,6 +555,18 @@ def _argument(world: World, code: types.CodeType, name: str | None, arg: Any, so
         if not plain or error.kind != "input" or not isinstance(arg, torch.Tensor):
             raise
     return Deferred(arg, source)
+
+
+def _has_other_lengths(world: World, value: object, source: Source, around: list[object]) -> bool:
+    """Whether the length of a container, or of one in it, changes from call to call. `around`: those that it is in."""
+    if isinstance(value, range):
+        return world.symbols.is_one_of_many(source, len(value))
+    if (type(value) is not list and type(value) is not tuple) or any(value is outer for outer in around):
+        return False
+    parts = enumerate(value)
+    return world.symbols.is_one_of_many(source, len(value)) or any(
+        _has_other_lengths(world, part, Source("item", source, place), [*around, value]) for place, part in parts
+    )
 
 
 def _guard_defaults(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -186,3 +187,34 @@ def test_what_is_sorted_by_data_is_not_compiled_for_each_order(sort: Callable[[t
         found += [compiled(x) for x in xs[1:]]
     assert found == [sort(x) for x in xs]
     assert not any(isinstance(event, events.Captured) for event in told)
+
+
+def nest(lengths: list[int], kinds: list[type]) -> Any:
+    """Tensors in lists and tuples, the lengths of which are given from the outside in."""
+    if not lengths:
+        return torch.randn(2)
+    return kinds[0](nest(lengths[1:], kinds[1:]) for _ in range(lengths[0]))
+
+
+def stacked(value: Any) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else torch.stack([stacked(part) for part in value])
+
+
+@pytest.mark.parametrize("reading", [True, False])
+def test_lengths_that_change_inside_of_an_argument(reading: bool) -> None:
+    """However deep it is, the length that changes is a break where the argument is read; until there, and where it is
+    not, the program is compiled (what is left to eager warns)."""
+    depth = random.randint(2, 3)
+    kinds = [random.choice((list, tuple)) for _ in range(depth)]
+    changing = random.randrange(1, depth)
+
+    def program(nested: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x.sin() + 1
+        return y * stacked(nested).sum(tuple(range(depth))) if reading else y * 2
+
+    compiled = bolide.compile(program)
+    for length in random.sample(range(2, 12), 8):
+        lengths = [length if place == changing else 2 for place in range(depth)]
+        nested, x = nest(lengths, kinds), torch.randn(2)
+        torch.testing.assert_close(compiled(nested, x), program(nested, x))
+    assert not compiled._bolide.given_up
