@@ -213,15 +213,18 @@ _TRANSFORMS = ("_fft_r2c", "_fft_c2c", "_fft_c2r")
 def _transformed(func: OpOverload, x: TensorMeta, dims: list[int], mode: int, last: int) -> TensorMeta:
     """The meta of a transform of much data: the order in memory is that of the kernel's result for a small operand that
     lies in memory in the same way."""
-    told: TensorMeta = _of_meta_kernel(func, (x, dims, mode, last), {})
     steps = sorted({step for step in x.stride if step})
-    shape = tuple(min(size, 3) for size in x.shape)
-    small = x._replace(shape=shape, stride=tuple(4 ** steps.index(step) if step else 0 for step in x.stride), offset=0)
-    length = max(2 * (shape[dims[-1]] - 1), 1) if func._opname == "_fft_c2r" else last
-    stride = by_real_kernel(func, (small, dims, mode, length), {}).stride
-    order = sorted(range(len(stride)), key=lambda dim: (-stride[dim], dim))
-    dense = dict(zip(order, contiguous_strides(tuple(told.shape[dim] for dim in order))))
-    return told._replace(stride=tuple(dense[dim] for dim in range(len(stride))))
+    least = tuple(min(size, 3) for size in x.shape)
+    small = x._replace(shape=least, stride=tuple(4 ** steps.index(step) if step else 0 for step in x.stride), offset=0)
+    back, end, shape = func._opname == "_fft_c2r", dims[-1], list(x.shape)
+    told: TensorMeta = by_real_kernel(func, (small, dims, mode, max(2 * (least[end] - 1), 1) if back else last), {})
+    if back:
+        shape[end] = last
+    elif func._opname == "_fft_r2c" and last:
+        shape[end] = shape[end] // 2 + 1
+    order = sorted(range(x.ndim), key=lambda dim: (-told.stride[dim], dim))
+    dense = dict(zip(order, contiguous_strides(tuple(shape[dim] for dim in order))))
+    return told._replace(shape=tuple(shape), stride=tuple(dense[dim] for dim in range(x.ndim)))
 
 
 def _ask(func: Any, args: Any, kwargs: Any) -> Any:
