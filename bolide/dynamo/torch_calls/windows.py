@@ -167,8 +167,10 @@ def _pooled(vm: Machine, function: object, dims: int, args: Args, kwargs: Kwargs
 
 @answers(F.affine_grid, torch.affine_grid_generator)
 def _affine_grid(vm: Machine, theta: object, size: Sequence[Size], align_corners: bool | None = None) -> object:
-    """Places of an image of which sizes are symbols."""
-    if type(theta) is not TracedTensor or not any(type(each) is torch.SymInt for each in size):
+    """Places of an image of which sizes are symbols, or whose product is one that autocast computes."""
+    if type(theta) is not TracedTensor:
+        return NATIVE
+    if not any(type(each) is torch.SymInt for each in size) and not torch.is_autocast_enabled(theta.device.type):
         return NATIVE
     if not isinstance(align_corners, bool) or not theta.is_floating_point() or len(size) not in (4, 5):
         return NATIVE

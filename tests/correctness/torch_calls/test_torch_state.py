@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -235,3 +236,32 @@ def test_results_have_the_default_dtype_that_the_program_has_chosen(backend: str
         x, i = torch.randn(size, requires_grad=True), torch.arange(size)
         for want, found in zip(fn(x, i), compiled(x, i), strict=True):
             torch.testing.assert_close(found, want)
+
+
+COMPOSED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "affine_grid": lambda x: F.affine_grid(x[:, :6].reshape(-1, 2, 3), (x.shape[0], 2, 4, 5), align_corners=False),
+    "bilinear": lambda x: F.bilinear(x, x, x.new_ones(3, 8, 8)),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "tensordot": lambda x: torch.tensordot(x, x.T, 1),
+    "multi_dot": lambda x: torch.linalg.multi_dot([x, x.T, x]),
+    "matrix_power": lambda x: torch.linalg.matrix_power(x @ x.T, 3),
+    "inner": lambda x: torch.inner(x, x),
+    "cdist": lambda x: torch.cdist(x, x),
+    "cov": lambda x: torch.cov(x),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", COMPOSED)
+def test_products_inside_of_functions_under_autocast(name: str, dynamic: bool | None) -> None:
+    """What a function of torch's computes by products is what autocast makes of these, whether sizes are symbols."""
+    function = COMPOSED[name]
+    compiled = bolide.compile(function, dynamic=dynamic)
+    for size in random.sample(range(2, 9), 3):
+        x = torch.rand(size, 8)
+        with torch.autocast("cpu", torch.bfloat16):
+            expected, found = function(x), compiled(x)
+        assert found.dtype == expected.dtype
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found, expected, rtol=5e-2, atol=5e-2)
