@@ -147,15 +147,11 @@ def set_state(generator: Any, shape: Shape | None, started: bool, values: tuple[
     return generator
 
 
-def state_of(generator: Any) -> tuple[Shape | None, bool]:
-    """Where a suspended generator stands (None: at its end) and whether it has started."""
+def suspended(generator: Any) -> tuple[Any, ...]:
+    """Where a suspended generator stands (None: at its end), whether it has started, and the values that live in it."""
     record = record_of(generator)
-    return (None if record.done else flatten([record.frame])[0]), record.started
-
-
-def value_of(generator: Any, index: int) -> Any:
-    """One of the values that live in a suspended generator."""
-    return flatten([record_of(generator).frame])[1][index]
+    shape, values = (None, []) if record.done else flatten([record.frame])
+    return (shape, record.started, *values)
 
 
 # ---- while capturing -------------------------------------------------------------------------------------------------
@@ -205,11 +201,11 @@ def unfinished_variables(world: World) -> list[Generator]:
 
 def wrap_generator(world: World, real: Any, source: Source) -> Any:
     """The generator that stands for a native one. A running one gets its frame from the frame stack it is on."""
-    known = world.lifetimes.generators.get(id(real))
-    if known is not None:
-        if known.source is not source:
-            world.guards.add(source, "same", known.source)
-        return known.stand_in
+    mirror = world.lifetimes.generators.get(id(real))
+    if mirror is not None:
+        if mirror.source is not source:
+            world.guards.add(source, "same", mirror.source)
+        return mirror.stand_in
     world.guards.add(source, "type", types.GeneratorType)
     if not is_reified(real) or real.gi_frame is None:
         return _wrap_foreign(world, real, source)
@@ -219,14 +215,15 @@ def wrap_generator(world: World, real: Any, source: Source) -> Any:
     if record.running:
         generator.started = generator.running = True
         return generator
-    shape, started = state_of(real)
-    world.guards.add(Source("apply", source, (), state_of), "equals", (shape, started))
+    shape, started, *reals = suspended(real)
+    state = Source("apply", source, (), suspended)
+    for index, known in enumerate((shape, started)):
+        world.guards.add(Source("item", state, index), "equals", known)
     generator.started, generator.done = started, shape is None
     if shape is not None:
         values = []
-        _, reals = flatten([record.frame])
-        for index, (value, local) in enumerate(zip(reals, is_local(shape), strict=True)):
-            where = Source("apply", source, (index,), value_of)
+        for index, (value, local) in enumerate(zip(reals, is_local(shape), strict=True), 2):
+            where = Source("item", state, index)
             values.append(world.lifetimes.later(value, where) if local else world.wrap(value, where))
         (generator.frame,) = unflatten(shape, values)
     mirrored.before = _position(generator.frame)
