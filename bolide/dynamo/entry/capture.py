@@ -559,7 +559,7 @@ def _argument(world: World, code: types.CodeType, name: str | None, arg: Any, so
 
 def _has_other_lengths(world: World, value: object, source: Source, around: list[object]) -> bool:
     """Whether the length of a container, or of one in it, changes from call to call. `around`: those that it is in."""
-    if isinstance(value, range):
+    if type(value) is range:
         return world.symbols.is_one_of_many(source, len(value))
     if (type(value) is not list and type(value) is not tuple) or any(value is outer for outer in around):
         return False
