@@ -140,6 +140,8 @@ class Overlay:
             return
         if key not in self.original:
             self.original[key] = self._before(key, value)
+        elif value is MISSING and type(self.original[key]) is Deferred:  # only what is there can be taken out
+            self.original[key] = self._read(key)
         in_slots = self.owner is None and self.child in (attribute_source, slot_source)
         if value is MISSING and self.original[key] is MISSING and not in_slots:  # deleting what is there is an effect
             self._guard_absence(key)
@@ -154,15 +156,19 @@ class Overlay:
         self.known[key] = value
 
     def _before(self, key: object, value: object) -> object:
-        """What a key was that is written first. What an attribute was does not matter, so it is not looked at, unless
-        it stays as it is, or the program can see that it goes."""
+        """What a key was that is written first. What an attribute or item was does not matter, so it is not looked at,
+        unless it stays as it is, or the program can see that it goes."""
         if not dict.__contains__(self.real, key):
             return MISSING
         real = dict.__getitem__(self.real, key)
-        plain = self.child in (attribute_source, member_source) and not (
-            self.owner is None or isinstance(self.owner, type)
-        )
-        if not plain or value is MISSING or self.world.journal.forks or is_finalised(real):
+        plain = self.child in (attribute_source, member_source, dict_value_source) and self.owner is not None
+        if (
+            not plain
+            or isinstance(self.owner, type)
+            or value is MISSING
+            or self.world.journal.forks
+            or is_finalised(real)
+        ):
             return self._read(key)
         stays = real is (value.real if type(value) is Outside else value) or (
             type(real) in CONSTANT_TYPES and same_constant(value, real)

@@ -6,6 +6,7 @@ import collections
 import contextvars
 import functools
 import itertools
+import random
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -535,3 +536,56 @@ def test_facts_of_functions_that_leave(fn: Any) -> None:
     compiled = bolide.compile(fn)
     for x in (torch.ones(2), torch.zeros(2), torch.ones(3)):
         assert facts(compiled, x) == facts(fn, x)
+
+
+NAMES = ("a", "b", "c")
+STEPS = ("write", "write", "delete", "pop", "read", "length", "names", "default", "constant")
+
+
+def on_items(steps: list[tuple[str, str]]) -> Callable[[Any, Any], Any]:
+    """A program that does these things to items of a dict."""
+
+    def program(items: Any, x: Any) -> Any:
+        seen: list[Any] = []
+        for step, name in steps:
+            if step == "write":
+                x = x + 1
+                items[name] = x * 2
+            elif step == "constant":
+                items[name] = len(seen)
+            elif step == "delete" and name in items:
+                del items[name]
+            elif step == "pop":
+                seen.append(items.pop(name, None))
+            elif step == "read":
+                seen.append(items.get(name, 0))
+            elif step == "length":
+                seen.append(len(items))
+            elif step == "names":
+                seen.append(list(items))
+            elif step == "default":
+                seen.append(items.setdefault(name, x))
+        return seen, x
+
+    return program
+
+
+@pytest.mark.parametrize("fork", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_items_that_are_written_in_any_order_over_what_was_there(seed: int, fork: bool) -> None:
+    program = on_items([(random.choice(STEPS), random.choice(NAMES)) for _ in range(random.randrange(1, 7))])
+
+    def forked(items: Any, x: Any) -> Any:
+        items["first"] = x
+        if x.sum() > 0:
+            items["a"] = x + 3
+        return program(items, x)
+
+    compiled: Any = bolide.compile(forked if fork else program)
+    for _ in range(5):
+        x = torch.randn(random.randrange(2, 5))
+        names = random.sample(NAMES, random.randrange(4))
+        theirs: dict[str, Any] = {name: random.choice([torch.randn(3), torch.randn(2, 2), 1, 2.5]) for name in names}
+        ours = dict(theirs)
+        assert describe(compiled(ours, x)) == describe((forked if fork else program)(theirs, x))
+        assert describe(ours) == describe(theirs) and list(ours) == list(theirs)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import bolide
+from tests.model_tools import installed
 
 BACKENDS = ["eager", "aot_eager", "inductor"]
 
@@ -202,3 +203,59 @@ def test_what_runs_for_real(fn: Any, why: str) -> None:
         x = torch.randn(3)
         twin = x.clone()
         _agree(_state([compiled(x), x]), _state([fn(twin), twin]))
+
+
+class Sharp(torch.optim.Optimizer):
+    """Climbs first, keeps what parameters were, and descends from there: sharpness-aware minimisation."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"rho": 0.05})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def climb(self) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.norm(torch.stack([p.grad.norm(p=2) for p in parameters if p.grad is not None]))
+        for p in parameters:
+            self.state[p]["old"] = p.data.clone()
+            assert p.grad is not None
+            p.add_(p.grad * 0.05 / (norm + 1e-12))
+        self.zero_grad()
+
+    @torch.no_grad()
+    def descend(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = self.state[p]["old"]
+        self.base.step()
+        self.zero_grad()
+
+
+def test_what_parameters_were_is_kept_and_put_back() -> None:
+    theirs: Any = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    ours = copy.deepcopy(theirs)
+
+    def stepping(model: Any, optimizer: Sharp) -> Any:
+        def step(x: torch.Tensor) -> Any:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.climb()
+            model(x).square().mean().backward()
+            optimizer.descend()
+            return loss.detach()
+
+        return step
+
+    eager = stepping(theirs, Sharp(theirs.parameters()))
+    optimizer = Sharp(ours.parameters())
+    compiled = bolide.compile(stepping(ours, optimizer), fullgraph=True)
+    versions = []
+    for rows in (4, 4, 3, 4, 5):
+        x = torch.randn(rows, 4)
+        got, new = installed(lambda x=x: compiled(x))
+        versions.append(new)
+        torch.testing.assert_close((got, list(ours.parameters())), (eager(x), list(theirs.parameters())))
+        for p in ours.parameters():
+            assert p.data_ptr() == optimizer.state[p]["old"].data_ptr()
+    assert versions == [1, 1, 1, 0, 0]  # the first has no state yet
