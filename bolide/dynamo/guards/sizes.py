@@ -190,6 +190,7 @@ class SizeHistory:
         self.reads_data = reads_data
         self.captures: list[dict[Source, Values]] = []
         self.fixed: dict[Place, set[float]] = {}  # the values that the program needed to know
+        self.symbolic: set[Place] = set()  # the places that were symbols by themselves: they stay that
         self.marked: Callable[[Source], str | None] | None = None  # the kind of mark of an integer (`Mark`)
         self.told: set[tuple[Source, float, str]] = set()
         self.learnt = Learnt()
@@ -269,6 +270,7 @@ class Symbols:
         """Note in the history what this capture has met and needed; its symbols."""
         learnt = self.history.learnt
         self.history.captures.append(self.met)
+        self.history.symbolic.update(place for symbol in self.all if not symbol.marked for place in symbol.places)
         for place, values in self.needed.items():
             learnt.needed.setdefault(place, set()).update(values)
         for source, value, why in self.fixed_because:
@@ -294,7 +296,7 @@ class Symbols:
             if mark.kind == "static" or history.is_fixed((source, dim), value):
                 self._stays(place, value, old, "it is marked static" if mark.kind else None)
                 continue
-            if mark is _UNMARKED and not self._changes(value, old):
+            if mark is _UNMARKED and (source, dim) not in history.symbolic and not self._changes(value, old):
                 continue
             bounds = max(mark.lo or 0, 0 if mark.kind == "unbacked" else 2), mark.hi
             marked = mark.kind in ("dynamic", "unbacked")
@@ -373,7 +375,7 @@ class Symbols:
         if fixed_by is not None or self.history.dynamic is False or self.history.is_fixed((source, None), value):
             self._stays(source, value, old, f"{fixed_by} is on" if fixed_by is not None else self._why_none())
             return False
-        return self._changes(value, old, _is_argument(source))
+        return (source, None) in self.history.symbolic or self._changes(value, old, _is_argument(source))
 
     def has_stayed(self, source: Source, value: object) -> bool:
         """Whether what a program reads at a place has been the same in every capture that looked at it, or is read

@@ -202,13 +202,14 @@ _MOST_CHECKS = 400  # at one branch: a loop that only raising ends would be capt
 
 
 def only_raises(code: Code, at: int) -> bool:
-    """Whether every way that the program can go from instruction `at` on ends in a ``raise`` statement, soon."""
+    """Whether every way that the program can go from instruction `at` on ends in a ``raise`` statement, soon, or in
+    ``torch._assert(False, …)``. (Where that does not raise, the call is made in eager for nothing.)"""
     seen: set[int] = set()
     waiting = [at]
     while waiting:
         at = waiting.pop()
         name = code.ops[at]
-        if name == "RAISE_VARARGS" or at in seen:
+        if name == "RAISE_VARARGS" or at in seen or _denies(code, at):
             continue
         operation = UNIFORM[name]
         if operation.goes in ("returns", "raises") or operation.suspends or len(seen) > _LONGEST:
@@ -216,6 +217,20 @@ def only_raises(code: Code, at: int) -> bool:
         seen.add(at)
         waiting += following(code, at)
     return True
+
+
+def _denies(code: Code, at: int) -> bool:
+    """Whether ``_assert(False, …)`` begins at an instruction: what torch has for ``raise`` in traced code."""
+    if not code.ops[at].startswith("LOAD_") or "_assert" not in (code.args[at], _name(code.args[at])):
+        return False
+    at += 1
+    while code.ops[at] == "PUSH_NULL":
+        at += 1
+    return code.ops[at] == "LOAD_CONST" and code.args[at] is False
+
+
+def _name(arg: object) -> object:
+    return arg[0] if type(arg) is tuple and arg else None
 
 
 def checked(vm: Machine, frame: Frame, condition: object, target: int, wanted: bool) -> bool | None:

@@ -12,6 +12,7 @@ from typing import Any, SupportsIndex
 import numpy
 import torch
 
+from bolide.dynamo.machine.breaking import can_require
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.operations import (
     SEQUENCES,
@@ -24,6 +25,7 @@ from bolide.dynamo.machine.operations import (
 from bolide.dynamo.machine.stand_ins import PLAIN, STAND_INS, SYMBOLIC, as_number, class_of, is_number
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.outside import Outside
+from bolide.symbolic import is_data
 from bolide.tracing import TracedTensor
 from bolide.tracing.numbers import data
 
@@ -147,6 +149,8 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
             return with_key(vm, _item, owner, key)
         if type(key) in SYMBOLIC:
             vm.trace.where = vm.where()
+            if type(key) is torch.SymInt and (item := _item_anywhere(vm, owner, key)) is not MISSING:
+                return item
         if type(key) is Outside and vm.world.classes.lookup(key.cls, "__index__") is MISSING:
             return _item(owner, key.real)  # raises
         return by_index(vm, operator.getitem, owner, key) or _item(owner, key)
@@ -190,6 +194,17 @@ def get_item(vm: Machine, owner: Any, key: Any) -> Any:
     if call := by_index(vm, operator.getitem, owner, key):
         return call
     return _item(owner, key if knows_symbols(owner) else as_key(vm, key))
+
+
+def _item_anywhere(vm: Machine, owner: Any, key: torch.SymInt) -> Any:
+    """The item at a place that is data, if all places have the same one, as in a choice among one: the graph looks at
+    whether there is such a place. Else MISSING."""
+    if type(owner) not in SEQUENCES or not owner or not is_data(key) or any(item is not owner[0] for item in owner):
+        return MISSING
+    if not can_require(vm) or vm.trace.shapes.require is None:
+        return MISSING
+    place, suppose = key.node.expr, vm.trace.shapes.suppose
+    return owner[0] if suppose(place.ge(-len(owner))) and suppose(place.le(len(owner) - 1)) else MISSING
 
 
 def _class_item(vm: Machine, owner: type) -> types.FunctionType | None:

@@ -50,6 +50,20 @@ def number(x: Tensor, i: Tensor) -> Any:
     return torch.cat([x[:most], x[most:] * 2])
 
 
+def denied(x: Tensor, i: Tensor) -> Any:
+    for _ in range(2):
+        bad = i > 4
+        if bad.any():
+            place = torch.where(bad)[0][0]
+            torch._assert(False, f"no place: {i[place].tolist()}")
+    return x.cos()
+
+
+def chosen(x: Tensor, i: Tensor) -> Any:
+    place, other = int(i.float().mean().item()), int(torch.rand(()))
+    return x * (2, 2)[place] + [0.5, 0.5, 0.5][int(i.min())] + (x,)[other]
+
+
 def told(x: Tensor, i: Tensor) -> Any:
     with torch.no_grad():
         if i.max() > 3:
@@ -84,7 +98,20 @@ def uneven_product(x: Tensor, i: Tensor) -> Any:
     return x[i > 0].t() @ x[(i > 0) & (i < 5)]
 
 
-PROGRAMS = (counts, asserted, helper, number, told, handled, masked_loss, uneven_loss, uneven_sum, uneven_product)
+PROGRAMS = (
+    counts,
+    asserted,
+    helper,
+    number,
+    denied,
+    chosen,
+    told,
+    handled,
+    masked_loss,
+    uneven_loss,
+    uneven_sum,
+    uneven_product,
+)
 
 
 def outcome(fn: Callable[..., Any], x: Tensor, i: Tensor) -> Any:

@@ -417,3 +417,22 @@ def test_a_number_that_a_loop_computes_of_its_last_one_twice(read: Callable[[Ten
             results = compiled(x), _twice_used(x, read(x))
             assert results[0][1] == results[1][1] and torch.equal(results[0][0], results[1][0])
     assert max(lengths) < 5000
+
+
+def _continued(x: Tensor, breaks: bool) -> Tensor:
+    h = torch.sin(x)
+    if breaks:
+        bolide.graph_break()
+    return h * h.shape[0] + h.sum(0)
+
+
+def test_a_size_that_was_a_symbol_behind_a_break_stays_one() -> None:
+    """The point's first version has it for the entry has; the second is made for another size, and keeps it."""
+    compiled = bolide.compile(_continued)
+    counts = []
+    for rows, columns, breaks in ((3, 6, False), (4, 6, False), (5, 6, True), (5, 7, True), (6, 8, True), (9, 5, True)):
+        x = torch.randn(rows, columns)
+        got, count = installed(lambda x=x, breaks=breaks: compiled(x, breaks))
+        torch.testing.assert_close(got, _continued(x, breaks))
+        counts.append(count)
+    assert counts == [1, 1, 2, 2, 0, 0]
