@@ -433,6 +433,8 @@ class _Attempt:
         _guard_identities(world)
         world.rely_on_hashes()
         _refuse_twins(world)
+        for leaf in self.trace.frozen:  # the real ones require grad while the graph runs
+            leaf.requires_grad_()
         return Captured(
             decode(self.code).qualname,
             self.trace,

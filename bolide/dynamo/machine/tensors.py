@@ -236,18 +236,24 @@ def _refuse_masked(vm: Machine, owner: object, name: str) -> None:
 
 def change_flag(vm: Machine, tensor: Any, wanted: bool) -> Any:
     """Let an input require grad, or not, from here on; the real one does before the graph runs. What was computed from
-    it before has no history, which only functional graphs show. One that is thawed again is as it was."""
+    it before has no history, which only functional graphs show. One that is thawed again is as it was. Where something
+    has a history that leads to it, the real one is frozen when the graph has run, as is every one changed again."""
     world, trace = vm.world, vm.trace
     place = world.inputs.place(tensor)
     assert place is not None
     source, flags = world.inputs.sources[place], world.journal.flags
-    known = (source, wanted) in flags
-    used = tensor.group.version or (not wanted and trace.leaves[place].node.users)
     masked = id(tensor) in world.inputs.masked
     possible = type(trace) is Trace and world.inputs.tensors[place].is_leaf and not masked
-    if known or used or not possible or not (tensor.is_floating_point() or tensor.is_complex()):
+    if not possible or not (tensor.is_floating_point() or tensor.is_complex()):
         raise _refused(vm, "requires_grad", "of an input is changed")
     trace.functional_only = "requires_grad of an input is changed"
+    leaf = trace.leaves[place]
+    if (not wanted and (tensor.group.version or leaf.node.users)) or any(leaf is frozen for frozen in trace.frozen):
+        result = tensor.requires_grad_(wanted)
+        trace.frozen.append(leaf)
+        world.inputs.derived_by.add(place)
+        outside_attributes(vm, tensor).set("requires_grad", wanted)
+        return result
     if (source, not wanted) in flags:
         flags.remove((source, not wanted))
     else:

@@ -217,8 +217,9 @@ class State:
         """What is compared by value: the state of the machine, and of torch's modes."""
         vm, world = self.vm, self.world
         of_world = (world.journal.hooks, world.journal.flags, world.drawn_from, world.draws, world.inputs.masked)
-        of_run = (vm.later.calls, vm.later.checks, vm.modes.setters, world.trace.renewed, world.trace.derivation.spent)
-        state: list[Any] = [len(each) for each in (*of_world, *of_run)]
+        of_run = (vm.later.calls, vm.later.checks, vm.modes.setters)
+        of_trace = (world.trace.renewed, world.trace.frozen, world.trace.derivation.spent)
+        state: list[Any] = [len(each) for each in (*of_world, *of_run, *of_trace)]
         state += [world.journal.progress(), [id(manager) for manager in vm.modes.entered]]
         return [*state, modes.settings(), modes.stacks()]
 

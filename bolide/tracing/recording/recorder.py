@@ -98,6 +98,7 @@ class Recorder(abc.ABC):
         self.inputs: list[TracedTensor] = []
         self.leaves: list[TracedTensor] = []
         self.renewed: list[TracedTensor] = []
+        self.frozen: list[TracedTensor] = []  # leaves that the program has frozen after it had used them
         self.constants: dict[str, torch.Tensor] = {}
         self.sizes: list[torch.SymInt] = []
         self.generators: dict[int, tuple[torch.Generator, Callable[[], TracedTensor]]] = {}

@@ -33,6 +33,14 @@ def accumulated(x: torch.Tensor) -> Any:
     return x.grad * 1, (x * 2).sum()  # type: ignore[operator]
 
 
+def written_before(x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        y = x * 2
+        x.mul_(3).add_(y)
+    x.requires_grad_()
+    return (x**2 * y).sum(), y, x.view(-1).detach(), x
+
+
 def without_grad_mode(x: torch.Tensor) -> Any:
     with torch.no_grad():
         x.requires_grad_()
@@ -47,7 +55,7 @@ def of_views(x: torch.Tensor) -> Any:
 
 
 @BACKENDS
-@pytest.mark.parametrize("fn", [from_here_on, differentiated, accumulated, without_grad_mode, of_views])
+@pytest.mark.parametrize("fn", [from_here_on, differentiated, accumulated, written_before, without_grad_mode, of_views])
 def test_an_argument(fn: Callable[..., Any], backend: str) -> None:
     compiled = bolide.compile(fn, backend=backend, fullgraph=True)
     for _ in range(2):
@@ -151,18 +159,93 @@ def written(x: torch.Tensor) -> Any:
     return (x * 3,)
 
 
-@pytest.mark.filterwarnings("ignore::bolide.BolideWarning")
-@pytest.mark.parametrize("fn", [late, again, written])
-def test_what_is_changed_for_real(fn: Callable[..., Any]) -> None:
-    """Where the history would not be eager's: after uses that have one, or writes."""
-    x = torch.randn(3)
-    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    found, expected = bolide.compile(fn, backend="eager")(ours), fn(theirs)
-    torch.testing.assert_close(found, expected)
-    assert [out.requires_grad for out in found] == [out.requires_grad for out in expected]
-    assert ours.requires_grad == theirs.requires_grad
-    with pytest.raises(bolide.Unsupported, match="requires_grad of an input is changed"):
-        bolide.compile(fn, backend="eager", fullgraph=True)(x.clone().requires_grad_())
+def written_and_thawed(x: torch.Tensor) -> Any:
+    x.requires_grad_(False)
+    y = x * 2
+    x.mul_(2)
+    x.requires_grad_(True)
+    z = x * 4
+    x.requires_grad_(False)
+    return y, z, x.view(-1), x
+
+
+def differentiated_before(x: torch.Tensor) -> Any:
+    y = (x * 2).sin()
+    z = (x * 3).sum()
+    y.sum().backward()
+    x.requires_grad_(False)
+    return x.grad, (y.detach() * x).sum(), z
+
+
+@BACKENDS
+@pytest.mark.parametrize("fn", [late, again, written, written_and_thawed, differentiated_before])
+def test_what_is_frozen_late(fn: Callable[..., Any], backend: str) -> None:
+    """What has a history keeps it, the real one is frozen in the end."""
+    compiled = bolide.compile(fn, backend=backend, fullgraph=True)
+    for size in (3, 3, 4, 5):
+        x = torch.randn(size)
+        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        found, expected = compiled(ours), fn(theirs)
+        torch.testing.assert_close(found, expected)
+        for one, other in zip(found, expected, strict=True):
+            assert (one.requires_grad, one.is_leaf, one is ours) == (
+                other.requires_grad,
+                other.is_leaf,
+                other is theirs,
+            )
+        assert not ours.requires_grad and not theirs.requires_grad
+        for x, outs in ((ours, found), (theirs, expected)):
+            tracked = [out.square().sum() for out in outs if out.requires_grad]
+            x.requires_grad_()  # what came before is differentiated by it once more
+            torch.autograd.backward(tracked) if tracked else None
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+class Adversaries:
+    """Two networks and their optimizers, trained in turns as image translation and Wasserstein networks are."""
+
+    def __init__(self, generator: nn.Module, critic: nn.Module, decay: bool) -> None:
+        self.generator, self.critic = generator, critic
+        kind: Any = torch.optim.Adam if decay else torch.optim.SGD
+        self.optimizers = [kind(model.parameters(), lr=0.01) for model in (generator, critic)]
+        self.fake = torch.zeros(0)
+
+    def freeze(self, frozen: bool) -> None:
+        for parameter in self.critic.parameters():
+            parameter.requires_grad = not frozen
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        self.fake, losses = self.generator(x), []
+        self.freeze(False)
+        for _ in range(2):
+            loss = self.critic(self.fake.detach()).mean() - self.critic(y).mean()
+            self.optimizers[1].zero_grad()
+            loss.backward()
+            losses.append(loss)
+            self.optimizers[1].step()
+            with torch.no_grad():
+                for parameter in self.critic.parameters():
+                    parameter.clamp_(-0.3, 0.3)
+        self.freeze(True)
+        loss = (self.fake - y).abs().mean() - self.critic(self.fake).mean()
+        self.optimizers[0].zero_grad()
+        loss.backward()
+        self.optimizers[0].step()
+        return [*losses, loss]
+
+
+@pytest.mark.parametrize("decay", [False, True])
+def test_networks_that_are_trained_in_turns(decay: bool) -> None:
+    models = [nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, out)) for out in (3, 1)]
+    ours, theirs = (Adversaries(*copy.deepcopy(models), decay) for _ in range(2))
+    compiled = bolide.compile(ours.step, fullgraph=True)
+    for rows in (4, 4, 5, 3):
+        x, y = torch.randn(rows, 3), torch.randn(rows, 3)
+        torch.testing.assert_close(compiled(x, y), theirs.step(x, y), rtol=1e-4, atol=1e-5)
+        for mine, other in ((ours.generator, theirs.generator), (ours.critic, theirs.critic)):
+            for one, two in zip(mine.parameters(), other.parameters(), strict=True):
+                assert one.requires_grad == two.requires_grad
+                torch.testing.assert_close((one, one.grad), (two, two.grad), rtol=1e-4, atol=1e-5)
 
 
 def frozen_and_looked_at(x: torch.Tensor) -> Any:
