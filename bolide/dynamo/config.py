@@ -107,6 +107,11 @@ class DynamoConfig(Config):
         "Most compiled versions of all functions that share one code object. Also called accumulated_recompile_limit.",
         compiled=False,
     )
+    eager_if_faster: bool = option(
+        True,
+        "Measure functions with breaks that are compiled again and again, and run them in eager if that is faster.",
+        compiled=False,
+    )
     fail_on_recompile_limit_hit: bool = option(
         False, "Raise RecompileError when a limit of compiled versions is reached, instead of eager.", compiled=False
     )

@@ -9,6 +9,7 @@ point reached is entered, until one returns. This is a loop, however often the p
 from __future__ import annotations
 
 import functools
+import inspect
 import time
 import types
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from bolide.dynamo.bytecode.instructions import Code
 from bolide.dynamo.bytecode.uniform import UNIFORM
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.capture import capture_rest
+from bolide.dynamo.entry.limits import Trial, has_derivative, moment
 from bolide.dynamo.entry.replay import Entry
 from bolide.dynamo.entry.versions import Backend, OtherParameters, Versions, Wishes, not_raised
 from bolide.dynamo.guards.sizes import SizeHistory
@@ -33,6 +35,7 @@ from bolide.dynamo.state import state, which_call
 from bolide.dynamo.world.frames import Frame
 from bolide.support import events, log
 from bolide.support.errors import BolideError, CompileError, HalfwayError, Unsupported, UserFrame
+from bolide.support.locks import compiling
 
 _log = log.logger("dynamo")
 OMITTED: object = type("Omitted", (), {"__slots__": (), "__repr__": lambda self: "<default>"})()
@@ -74,13 +77,14 @@ class Dispatcher(Versions):
         super().__init__(name, key, frame, signature, backend, wishes or Wishes())
 
     def _public(self, name: str, signature: Signature) -> types.FunctionType:
-        """The public function: the user's parameters, forwarded to `top`. Its code comes in two forms, the second for
-        functions with breaks.
+        """The public function: the user's parameters, forwarded to `top`. Its code comes in three forms, the second for
+        functions with breaks, the third while these are tried.
         """
         self._namespace = Namespace(signature.names)
         self._scope = self._namespace.values
         self._top, self._resume = self._namespace.fresh("top"), self._namespace.fresh("resume")
-        self._scope[self._resume] = self.resume
+        self._tried = self._namespace.fresh("tried")
+        self._scope[self._resume], self._scope[self._tried] = self.resume, self.tried
         self._codes = self._write(name, signature)
         function = types.FunctionType(self._codes[0], self._scope)
         functools.update_wrapper(function, self.original)
@@ -89,11 +93,11 @@ class Dispatcher(Versions):
         return function
 
     def _write(self, name: str, signature: Signature) -> list[types.CodeType]:
-        """The two forms of the public function's code."""
+        """The three forms of the public function's code."""
         before, passed = self._defaults(signature)
         call = f"{self._top}({passed})"
         codes = []
-        for body in (call, f"{self._resume}({call})"):
+        for body in (call, f"{self._resume}({call})", f"{self._tried}({passed})"):
             text = f"def public({signature.declare}):\n{before}    return {body}\n"
             exec(compile(text, f"<bolide {name}>", "exec", dont_inherit=True), self._scope)
             codes.append(self._scope.pop("public").__code__)
@@ -142,6 +146,10 @@ class Dispatcher(Versions):
         self.shapes: dict[Shape, Shape] = {}  # where segments end
         self.hops: dict[Shape, Hop | None] = {}  # by where segments have ended
         self.seen: set[Shape] = set()  # where they have ended once
+        self.trial: Trial | None = None
+        self.trials = 0  # how many there were
+        self.made = 0  # how many entries, of all points
+        self.retired = False  # a trial has shown that eager is faster
         self._scope[self._top] = self.miss
         self.function.__code__ = self._codes[0]
 
@@ -174,8 +182,9 @@ class Dispatcher(Versions):
 
     def install(self, entry: Entry) -> None:
         super().install(entry)
-        if entry.breaks:
+        if entry.breaks and self.trial is None:
             self.function.__code__ = self._codes[1]
+        self.count()
 
     def failed(self, error: Unsupported) -> str | None:
         if events.subscribers:
@@ -191,6 +200,52 @@ class Dispatcher(Versions):
         self.given_up |= self._failures[error.reason, error.where] > 1
         self.warn(error)
         return None
+
+    # ---- trials ------------------------------------------------------------------------------------------------------
+
+    def count(self) -> None:
+        """There is one more entry. Measure whether it is worth it, where segments were compiled again and again: at the
+        limit that a function without breaks has, and whenever it was twice as often since."""
+        self.made += 1
+        again = self.made - 1 - sum(bool(point.entries) for point in self.points.values())
+        if self.trial is not None or again < config.cache_size_limit << self.trials or not config.eager_if_faster:
+            return
+        if self.points and not self.original.__code__.co_flags & _SUSPENDS:
+            self.trials += 1
+            self.trial = Trial()
+            self.function.__code__ = self._codes[2]
+
+    def tried(self, /, *args: object, **kwargs: object) -> object:
+        """A call while it is measured which calls are faster."""
+        trial = self.trial
+        if trial is None or state.stage or state.disabled or config.disable or state.stance != "default":
+            return self.resume(self._scope[self._top](*args, **kwargs))
+        eagerly, made, start = trial.eagerly(), self.made, moment()
+        result = self.eager(args, kwargs) if eagerly else self.resume(self._scope[self._top](*args, **kwargs))
+        trial.note(eagerly, moment() - start, self.made - made)
+        trained = has_derivative(result)
+        if trained or trial.is_over:
+            with compiling:
+                self._end(trial, None if trained else trial.verdict)
+        return result
+
+    def _end(self, trial: Trial, verdict: str | None) -> None:
+        """A trial is over: go on as before, or in eager, if there is a reason."""
+        if self.trial is not trial:
+            return  # another thread was here
+        self.trial = None
+        self.function.__code__ = self._codes[1]
+        if verdict is None:
+            return
+        reason = f"it has {self.made} versions, and {verdict}"
+        self.reset()
+        self.given_up = self.retired = True
+        self._scope[self._top] = self.original
+        _log.info("%s runs in eager: %s", self.name, reason)
+        if events.subscribers:
+            events.emit(events.Fallback(self.name, reason, "limit", self.place, _UNTRIED))
+
+    # ---- breaks ------------------------------------------------------------------------------------------------------
 
     def resume(self, result: object) -> Any:
         """The rest of a call whose first entry has answered `result`."""
@@ -320,6 +375,10 @@ class Dispatcher(Versions):
         return point
 
 
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR  # a call runs nothing yet
+_UNTRIED = "compile the functions with tensor operations that it calls instead"
+
+
 def _is_final(running: Concrete | None, error: Exception) -> bool:
     """Whether an error is the program's, or comes from outside, or is a verdict of bolide's."""
     known = isinstance(error, BolideError) or (running is not None and running.leaving)
@@ -339,6 +398,7 @@ def _result(dispatcher: Dispatcher, result: object) -> Any:
 
 
 Dispatcher.miss._torchdynamo_inline = _of_original  # type: ignore[attr-defined]
+Dispatcher.tried._torchdynamo_inline = _of_original  # type: ignore[attr-defined]
 Dispatcher._other_defaults._torchdynamo_inline = _of_original  # type: ignore[attr-defined]
 Dispatcher.resume._torchdynamo_inline = _result  # type: ignore[attr-defined]
 
@@ -374,6 +434,9 @@ class Point(Versions):
         """
         return Suspended(self.shape, args, onwards=not self.single or bool(self.shape.frames[-1].code.skipped))
 
+    def wanted(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+        return not self.root.retired and super().wanted(args, kwargs)
+
     def capture_now(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Captured:
         return self.root.rest(self.shape, args, self.sizes)
 
@@ -394,6 +457,7 @@ class Point(Versions):
         super().install(entry)
         last = self.shape.frames[-1]
         self.root.heads.add((last.code, last.pc))
+        self.root.count()
 
     def failed(self, error: Unsupported) -> str | None:
         if error.about.scope == "program" and error.kind != "limit":

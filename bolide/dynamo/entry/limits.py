@@ -3,12 +3,19 @@
 The limit stops a program that would be compiled again and again. Versions of which there can only be a few do not
 bring it nearer: those for fixed sizes where another one has symbols, as for sizes of 0 and 1, and those for another
 state of torch's modes (training and inference).
+
+A function with breaks has a limit for each of its points, so it may be compiled very often, and what is between the
+breaks may be too little to be worth it: whether it is is measured (`Trial`).
 """
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from bolide.dynamo.program.captured import GlobalState, Guard
 from bolide.symbolic import Expr, as_expr
@@ -69,3 +76,64 @@ def _fits(size: int | Expr, value: int | Expr, values: dict[str, Any]) -> bool:
             return False
         values[name] = value
     return size.subs(values) == as_expr(value)
+
+
+_ENOUGH = 8  # calls of each sort
+_TOO_MANY = 4, 16  # calls that compile, and versions that they make
+_MARGIN = 1.25  # times eager: nothing to notice, and more than chance
+
+
+class Trial:
+    """Calls of a function of which some, by no pattern, are made in eager, to see which are faster. Those that compile
+    something are not compared; if there are too many, eager it is. `seconds`: what the others took, in eager and not.
+    `made`: how many versions calls have made, if any."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[bool, list[float]] = {True: [], False: []}
+        self.made: list[int] = []
+        self._random = random.Random(0)  # a generator of its own: the program sees nothing of it
+
+    def eagerly(self) -> bool:
+        """Whether the next call is to be made in eager."""
+        return self._random.random() < 0.5
+
+    def note(self, eagerly: bool, seconds: float, made: int) -> None:
+        """A call has come to its end, for which so many versions were made."""
+        if made:
+            self.made.append(made)
+        else:
+            self.seconds[eagerly].append(seconds)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there were enough calls."""
+        return self.is_endless or min(map(len, self.seconds.values())) >= _ENOUGH
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether calls go on to compile."""
+        calls, versions = _TOO_MANY
+        return len(self.made) >= calls and sum(self.made) >= versions
+
+    @property
+    def verdict(self) -> str | None:
+        """Why to run in eager from now on, if that is faster."""
+        if self.is_endless:
+            return f"{len(self.made)} of the last calls made {sum(self.made)} of them"
+        eager, compiled = (sorted(times)[len(times) // 2] for times in (self.seconds[True], self.seconds[False]))
+        if compiled <= eager * _MARGIN:
+            return None
+        return f"a call takes {compiled * 1e6:.0f} us, and {eager * 1e6:.0f} us in eager"
+
+
+def moment() -> float:
+    """The time when everything has been done that was asked for, in seconds."""
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def has_derivative(result: object) -> bool:
+    """Whether the result of a call is one that a backward pass starts from: what that takes belongs to the call."""
+    parts = result.values() if isinstance(result, dict) else result if isinstance(result, (tuple, list)) else ()
+    return any(isinstance(part, torch.Tensor) and part.requires_grad for part in (result, *parts))

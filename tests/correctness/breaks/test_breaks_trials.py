@@ -1,0 +1,145 @@
+"""A function that is compiled again and again for what is between its breaks runs in eager where that is faster."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import bolide
+from bolide.dynamo.config import config
+from bolide.dynamo.entry import dispatch
+from bolide.dynamo.entry.limits import Trial
+from bolide.support import events
+
+pytestmark = pytest.mark.filterwarnings("ignore::bolide.support.errors.BolideWarning")  # points have their limits, too
+
+
+def joined(edges: Tensor, count: int) -> tuple[Tensor, int]:
+    """Sets that are joined: Python numbers that are data decide about everything."""
+    parents = list(range(count))
+
+    def find(a: int) -> int:
+        while parents[a] != a:
+            parents[a] = parents[parents[a]]
+            a = parents[a]
+        return a
+
+    for a, b in edges.tolist():
+        parents[find(a)] = find(b)
+    roots = torch.tensor([find(i) for i in range(count)])
+    return roots, len(set(roots.tolist()))
+
+
+def edges() -> tuple[Tensor, int]:
+    count = int(torch.randint(4, 9, ()))
+    return torch.randint(0, count, (int(torch.randint(3, 9, ())), 2)), count
+
+
+@pytest.fixture
+def told() -> Iterator[list[Any]]:
+    bolide.reset()  # versions of one code are counted together
+    seen: list[Any] = []
+    with events.subscribed(seen.append):
+        yield seen
+
+
+def versions(told: list[Any]) -> int:
+    return sum(isinstance(event, events.Installed) for event in told)
+
+
+def crowded(compiled: Callable[..., object], program: Callable[..., object]) -> Any:
+    """The dispatcher of a compiled function when its trial has begun; its results are those of eager."""
+    dispatcher = compiled._bolide  # type: ignore[attr-defined]
+    for _ in range(60):
+        if dispatcher.trial is not None:
+            return dispatcher
+        args = edges()
+        torch.testing.assert_close(compiled(*args), program(*args))
+    raise AssertionError("it was not compiled often enough")
+
+
+def test_what_is_slower_than_eager_runs_in_eager(told: list[Any]) -> None:
+    compiled = bolide.compile(joined)
+    dispatcher = crowded(compiled, joined)
+    for _ in range(60):
+        args = edges()
+        torch.testing.assert_close(compiled(*args), joined(*args))
+    assert dispatcher.retired and not dispatcher.points
+    *_, fallback = [event for event in told if isinstance(event, events.Fallback)]
+    assert fallback.kind == "limit" and "it has" in fallback.reason
+    made = versions(told)
+    for _ in range(10):
+        compiled(*edges())
+    assert versions(told) == made
+    bolide.reset()
+    compiled(*edges())
+    assert versions(told) > made, "after a reset it is compiled again"
+
+
+@pytest.mark.parametrize("kept", ["equal", "option", "training"])
+def test_what_is_not_slower_stays_compiled(kept: str, told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a backward pass follows, which is not measured."""
+    scale = torch.ones((), requires_grad=kept == "training")
+
+    def program(edges: Tensor, count: int) -> tuple[Tensor, int]:
+        roots, sets = joined(edges, count)
+        return roots * scale, sets
+
+    compiled = bolide.compile(program)
+    if kept == "option":
+        with config.patch(eager_if_faster=False), pytest.raises(AssertionError):
+            crowded(compiled, program)
+        return
+    clock = itertools.count() if kept == "equal" else itertools.repeat(0)
+    monkeypatch.setattr(dispatch, "moment", lambda: next(clock))
+    monkeypatch.setattr(Trial, "is_endless", False)
+    dispatcher = crowded(compiled, program)
+    while dispatcher.trial is not None:
+        compiled(*edges())
+    assert not dispatcher.retired and dispatcher.points
+
+
+def test_a_call_goes_on_where_its_function_is_given_up_meanwhile(told: list[Any]) -> None:
+    """Nothing is run twice, and nothing more is compiled."""
+    log: list[int] = []
+    made: list[int] = []
+
+    def end() -> None:
+        dispatcher._end(dispatcher.trial, "the test says so")
+        made.append(versions(told))
+
+    stop: Callable[[], None] = torch.compiler.disable(end)  # type: ignore[no-untyped-call]
+
+    def program(edges: Tensor, count: int, end: bool) -> int:
+        for a, b in edges.tolist():
+            log.append(a)
+            if end:
+                stop()
+                end = False
+            log.append(b)
+        return joined(edges, count)[1]
+
+    compiled: Any = bolide.compile(program)
+    dispatcher = compiled._bolide
+    while dispatcher.trial is None:
+        compiled(*edges(), False)
+    dispatcher.trial.eagerly = lambda: False
+    args = edges()
+    log.clear()
+    assert compiled(*args, True) == joined(*args)[1]
+    assert log == args[0].flatten().tolist()
+    assert dispatcher.retired and [versions(told)] == made
+
+
+def test_the_programs_random_numbers_are_its_own() -> None:
+    state = random.getstate()
+    trial = Trial()
+    ways = [trial.eagerly() for _ in range(40)]
+    assert random.getstate() == state
+    assert 10 < sum(ways) < 30
