@@ -44,6 +44,7 @@ from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.outside import CONTAINERS, Outside, Overlay
 from bolide.dynamo.world.texts import TracedText, has_history, id_of
+from bolide.symbolic import is_data
 from bolide.tracing import TracedTensor
 from bolide.tracing.numbers.scalars import MATH, TracedFloat, compute
 
@@ -445,7 +446,27 @@ def _of_number(function: Any, *args: Any, form: str) -> Any:
     return compute(MATH[function], *given, known=function, form=form)
 
 
-_OF_INTEGERS = (range, math.isqrt, math.comb, math.perm, math.factorial, math.gcd, math.lcm)
+_OF_INTEGERS = (math.isqrt, math.comb, math.perm, math.factorial, math.gcd, math.lcm)
+
+
+@intercept(range)
+def _range(vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """A loop over steps of symbols needs their number only, not where they begin and end."""
+    frame = vm.frames[-1]
+    if len(args) != 3 or kwargs or not _are_sizes(args) or frame.code.ops[frame.pc] != "GET_ITER":
+        return _convert(range, "__index__", "on_indices", vm, args)
+    vm.trace.where = vm.where()
+    start, stop, step = args
+    if step == 0:
+        return NATIVE
+    return tuple([start + place * step for place in range(int(-((start - stop) // step)))])
+
+
+def _are_sizes(args: Args) -> bool:
+    """Whether all are integers, and some of them symbols that are not data."""
+    return {int, torch.SymInt} >= set(map(type, args)) != {int} and not any(map(is_data, args))
+
+
 _OF_ITERABLES = (math.prod, math.fsum, math.dist)
 
 

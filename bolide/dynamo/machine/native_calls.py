@@ -72,6 +72,7 @@ HASHABLE = frozenset(
         *BUILTIN_TYPES,
         type(torch.ops),
         type(numpy.linspace),
+        numpy.ufunc,
     }
 )
 """Classes of callables that are looked up in tables."""

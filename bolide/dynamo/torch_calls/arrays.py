@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -183,6 +184,19 @@ def _as_scalar(kind: type, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     if value.number is not None and kind is value.kind:
         return value
     return arrays.scalar_of(value.array.astype(arrays.into(numpy.dtype(kind))).tensor)
+
+
+@intercept_table({numpy.ceil: math.ceil, numpy.floor: math.floor, numpy.trunc: math.trunc})
+def _whole(function: numpy.ufunc, whole: Callable[..., int], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """The whole number next to a symbol, of the type that NumPy has for it."""
+    if len(args) != 1 or kwargs or type(args[0]) not in (torch.SymInt, torch.SymFloat):
+        return NATIVE
+    vm.trace.where = vm.where()
+    kind = type(function(1.5 if type(args[0]) is torch.SymFloat else 1))
+    number = whole(args[0])
+    if not issubclass(kind, numpy.integer):
+        number = torch.sym_float(number)  # type: ignore[no-untyped-call]
+    return SCALARS[kind](None, number)
 
 
 _COPIES = [vars(cls)[name] for cls in (numpy.ndarray, numpy.generic) for name in ("__copy__", "__deepcopy__")]

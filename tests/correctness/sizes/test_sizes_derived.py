@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,23 @@ def rounded(x: Any, k: int) -> Any:
 def whole_parts(x: Any, k: int) -> Any:
     n = x.shape[0]
     return x[: int(n**0.5)], math.ceil(math.sqrt(k)) * x, math.floor(math.log2(n)) + x, divmod(k, 2.5), k // 1.5
+
+
+def rounded_by_numpy(x: Any, k: int) -> Any:
+    n = x.shape[0]
+    half = x.new_zeros(int(numpy.trunc(n / 3)), 2)
+    return x[: int(numpy.ceil(n / 2))], x * numpy.floor(k / 3), half, float(numpy.ceil(k)) * x, type(numpy.floor(k / 2))
+
+
+def strides(x: Any, k: int) -> Any:
+    n, parts = x.shape[0], []
+    for at in range(0, n, n):
+        parts.append(x[at : at + n] * 2)
+    for at in range(k, -k, -k):
+        parts.append(x + at)
+    for at in range(n, 0, k):
+        parts.append(x - at)
+    return parts
 
 
 def functions_of_integers(x: Any, k: int) -> Any:
@@ -108,7 +126,7 @@ def pairs(x: Any, k: int) -> Any:
 
 PROGRAMS = (
     *(powers, bits, rounded, whole_parts, functions_of_integers, next_power_of_two, derived_of_derived, records),
-    *(ranges, more_ranges, windows, marks, tensors_of_sizes, sliding, images, pairs),
+    *(rounded_by_numpy, strides, ranges, more_ranges, windows, marks, tensors_of_sizes, sliding, images, pairs),
 )
 
 
