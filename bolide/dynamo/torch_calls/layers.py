@@ -5,6 +5,7 @@ they find is raised after it has run, before any effect. The code of optimizers 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,10 +35,24 @@ def _ctc_loss(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     for name, place in _LENGTHS.items():
         given: Any = kwargs if name in kwargs else args
         slot = name if name in kwargs else place
-        if type(given[slot]) in (list, tuple):
+        if type(given[slot]) in (list, tuple, torch.Size):
             vm.trace.where = vm.where()
-            given[slot] = torch.tensor(given[slot])
+            given[slot] = torch.tensor(list(given[slot]))
     return NATIVE
+
+
+@answers(torch._transformer_encoder_layer_fwd)
+def _encoder_layer(vm: Machine, x: object, *given: object) -> object:
+    """Its kernel calls operations that autocast converts, which the graph, run without autocast, would not."""
+    if type(x) is not TracedTensor or not torch.is_autocast_enabled(x.device.type):
+        return NATIVE
+    layer: Callable[..., object] = torch._transformer_encoder_layer_fwd
+    dtype = torch.get_autocast_dtype(x.device.type)
+
+    def cast(value: object) -> object:
+        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    return recorded_as(vm, layer, [x, *given], lambda: layer(*map(cast, (x, *given))))
 
 
 @answers(functional.one_hot)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bolide.support.errors import Unsupported
+from bolide.symbolic import Size, hint_of
 from bolide.tracing.graph import operator
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import fresh, row_major
@@ -30,13 +31,14 @@ _LAYERS: dict[str, Callable[..., Sequence[torch.Tensor]]] = {
 }
 _ARGUMENTS = (
     "str kind, Tensor x, Tensor? batch_sizes, Tensor[] state, Tensor[] weights, bool biases, int layers, "
-    "bool bidirectional"
+    "bool bidirectional, ScalarType? autocast"
 )
 Tensors = Sequence[torch.Tensor]
 
 
 class _Layer(NamedTuple):
-    """The arguments of the operators: `weights` as ATen takes them, layer by layer, of `layers` in all."""
+    """The arguments of the operators: `weights` as ATen takes them, layer by layer, of `layers` in all; `autocast`: the
+    type under which a layer runs, because casts are between its time steps."""
 
     kind: str
     x: torch.Tensor
@@ -46,13 +48,19 @@ class _Layer(NamedTuple):
     biases: bool
     layers: int
     bidirectional: bool
+    autocast: torch.dtype | None
 
 
 def _run(layer: _Layer, train: bool = False) -> list[torch.Tensor]:
     start = list(layer.state) if layer.kind == "lstm" else layer.state[0]
     options = (start, list(layer.weights), layer.biases, layer.layers, 0.0, train, layer.bidirectional)
     run, x, batch_sizes = _LAYERS[layer.kind], layer.x, layer.batch_sizes
-    results = run(x, *options, False) if batch_sizes is None else run(x, batch_sizes, *options)
+    given = (x, *options, False) if batch_sizes is None else (x, batch_sizes, *options)
+    if layer.autocast is None:
+        results = run(*given)
+    else:
+        with torch.autocast(x.device.type, layer.autocast):
+            results = run(*given)
     return [tensor.contiguous() for tensor in results]
 
 
@@ -104,17 +112,40 @@ recurrent_backward = operator(
 
 @rule("bolide::recurrent")
 def _results(
-    kind: str, x: TensorMeta, batch_sizes: TensorMeta | None, state: list[TensorMeta], *options: bool
+    kind: str,
+    x: TensorMeta,
+    batch_sizes: TensorMeta | None,
+    state: list[TensorMeta],
+    weights: list[TensorMeta],
+    biases: bool,
+    layers: int,
+    bidirectional: bool,
+    autocast: torch.dtype | None,
 ) -> list[TensorMeta]:
-    width = state[0].shape[2] * (2 if options[-1] else 1)
-    return [row_major(x, (*x.shape[:-1], width)), *(row_major(x, part.shape) for part in state)]
+    width = state[0].shape[2] * (2 if bidirectional else 1)
+    results = [row_major(x, (*x.shape[:-1], width)), *(row_major(x, part.shape) for part in state)]
+    if autocast is None:
+        return results
+    packed = batch_sizes is not None
+    if packed and kind == "lstm" and x.device.type == "cpu":  # oneDNN's, where all sequences have one length
+        raise Unsupported("the type of a layer's results, which depends on the lengths of sequences", kind="operator")
+    with torch._C._DisablePythonDispatcher(), torch._C._DisableTorchDispatch(), torch.no_grad():
+        lengths = torch.ones(1, dtype=torch.int64) if packed else None
+        step = _zeros(x, *([1] if packed else [1, 1]), x.shape[-1])
+        start = [_zeros(part, part.shape[0], 1, part.shape[2]) for part in state]
+        given = [_zeros(weight, *weight.shape) for weight in weights]
+        run = _run(_Layer(kind, step, lengths, start, given, biases, layers, bidirectional, autocast))
+    return [result._replace(dtype=real.dtype) for result, real in zip(results, run)]
+
+
+def _zeros(meta: TensorMeta, *shape: Size) -> torch.Tensor:
+    """For one step of a layer, which eager's kernels make under autocast: some of these convert."""
+    return torch.zeros([hint_of(size) for size in shape], dtype=meta.dtype, device=meta.device)
 
 
 @rule("bolide::recurrent_forward")
-def _results_and_token(
-    kind: str, x: TensorMeta, batch_sizes: TensorMeta | None, state: list[TensorMeta], *options: bool
-) -> list[TensorMeta]:
-    return [*_results(kind, x, batch_sizes, state, *options), fresh((1,), torch.int64, torch.device("cpu"))]
+def _results_and_token(*layer: Any) -> list[TensorMeta]:
+    return [*_results(*layer), fresh((1,), torch.int64, torch.device("cpu"))]
 
 
 @rule("bolide::recurrent_backward")
@@ -173,13 +204,15 @@ def layer(kind: str, theirs: Callable[..., Any], packed: bool = False) -> Callab
         out = x.transpose(0, 1) if turned else x
         dropped = train and dropout and layers > 1
         count = layers if dropped else 1  # of operations
+        device = x.device.type
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         states = zip(*(part.chunk(count) for part in parts)) if dropped else [parts]
-        ends: list[Any] = []
+        ends: list[list[torch.Tensor]] = []
         for own_state, own_weights in zip(states, _parts(weights, count)):
             if ends:
                 out = torch.dropout(out, dropout, True)
-            own = _Layer(kind, out, batch_sizes, own_state, own_weights, biases, layers // count, bidirectional)
-            out, *last = _traced(x._trace, own)
+            options = (biases, layers // count, bidirectional, autocast)
+            out, *last = _traced(x._trace, _Layer(kind, out, batch_sizes, own_state, own_weights, *options))
             ends.append(last)
         last = [torch.cat(each) for each in zip(*ends)] if dropped else ends[0]
         return (out.transpose(0, 1) if turned else out, *last)

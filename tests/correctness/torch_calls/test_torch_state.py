@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.overrides import TorchFunctionMode
 
 import bolide
@@ -265,3 +267,110 @@ def test_products_inside_of_functions_under_autocast(name: str, dynamic: bool | 
         assert found.dtype == expected.dtype
         assert found.stride() == expected.stride()
         torch.testing.assert_close(found, expected, rtol=5e-2, atol=5e-2)
+
+
+class _Packed(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> Any:
+        out, state = self.layer(pack_padded_sequence(x, torch.tensor([x.shape[0], x.shape[0] - 1])))
+        return out.data, state
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: nn.LSTM(4, 3),
+    "lstm_deep": lambda: nn.LSTM(4, 3, num_layers=2, batch_first=True, bidirectional=True),
+    "lstm_projected": lambda: nn.LSTM(4, 3, proj_size=2),
+    "lstm_packed": lambda: _Packed(nn.LSTM(4, 3)),
+    "gru": lambda: nn.GRU(4, 3, num_layers=2),
+    "gru_packed": lambda: _Packed(nn.GRU(4, 3)),
+    "tanh": lambda: nn.RNN(4, 3, bias=False),
+    "relu_packed": lambda: _Packed(nn.RNN(4, 3, nonlinearity="relu")),
+    "encoder": lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval(),
+    "encoders": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2).eval(),
+}
+
+
+def flat(value: Any) -> list[torch.Tensor]:
+    return [value] if isinstance(value, torch.Tensor) else [tensor for part in value for tensor in flat(part)]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_that_are_one_operation_under_autocast(name: str, dynamic: bool | None, training: bool) -> None:
+    """Autocast converts inside of them, which is seen in the types of results and states."""
+    model = LAYERS[name]()
+    other = copy.deepcopy(model)
+    compiled = bolide.compile(other, dynamic=dynamic)
+    for size in random.sample(range(3, 9), 3):
+        x, found = torch.randn(size, 2, 4), []
+        for run, module in ((model, model), (compiled, other)):
+            leaf = x.clone().requires_grad_(training)
+            module.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(training):
+                results = flat(run(leaf))
+            if training:
+                torch.stack([result.float().square().sum() for result in results]).sum().backward()
+                results += [leaf.grad, *(parameter.grad for parameter in module.parameters())]
+            found.append(results)
+        for expected, got in zip(*found, strict=True):
+            assert got.dtype == expected.dtype
+            assert got.stride() == expected.stride()
+            torch.testing.assert_close(
+                got, expected, rtol=5e-2, atol=5e-2 * float(expected.detach().abs().max().clamp(1))
+            )
+
+
+def _labels(x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(x.shape[0]) % 4
+
+
+WITH_NUMBERS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "attention": lambda x, k: F.scaled_dot_product_attention(x[None], x[None] @ x.T @ x, x[None], scale=k),
+    "batch_norm": lambda x, k: F.batch_norm(x @ x.T, None, None, training=True, momentum=k, eps=k / 99),
+    "layer_norm": lambda x, k: F.layer_norm(x.T @ x, (8,), eps=k / 99),
+    "rms_norm": lambda x, k: F.rms_norm(x.T @ x, (8,), eps=k / 99),
+    "group_norm": lambda x, k: F.group_norm((x @ x.T @ x)[:, :, None], 2, eps=k / 99),
+    "cross_entropy": lambda x, k: F.cross_entropy(x @ x.T @ x, _labels(x), label_smoothing=k),
+    "huber": lambda x, k: F.huber_loss(x @ x.T @ x, x, delta=k),
+    "hinge": lambda x, k: F.hinge_embedding_loss(x @ x.T @ x, x.sign(), margin=k),
+    "distance": lambda x, k: torch.pairwise_distance(x @ x.T @ x, x, eps=k / 99),
+    "lerp": lambda x, k: torch.lerp(x @ x.T, x @ x.T + 1, k),
+    "celu": lambda x, k: F.celu(x @ x.T - 2, k),
+    "softplus": lambda x, k: F.softplus(x @ x.T - 2, k),
+    "pad": lambda x, k: F.pad(x @ x.T, (1, 1), value=k),
+    "quantile": lambda x, k: torch.quantile(x, k, 0),
+    "float_power": lambda x, k: torch.float_power(x @ x.T, k),
+    "addmm": lambda x, k: torch.addmm(x, x @ x.T, x, beta=k, alpha=k),
+    "addcmul": lambda x, k: torch.addcmul(x, x @ x.T @ x, x, value=k),
+    "where": lambda x, k: torch.where(x.T @ x > 1, x.T @ x, k),
+    "ctc": lambda x, k: F.ctc_loss(
+        (x[:, None] * k @ x.T @ x).log_softmax(2), torch.ones(1, 1, dtype=torch.long), x.shape[:1], (1,)
+    ),
+    "pooled": lambda x, k: F.max_pool1d((x @ x.T @ x * k).T[None], 2),
+    "embedding_bag": lambda x, k: F.embedding_bag(_labels(x)[None], x.T @ x * k, mode="mean"),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_functions_of_changing_sizes_and_numbers_under_autocast(name: str, dynamic: bool | None) -> None:
+    function = WITH_NUMBERS[name]
+    compiled = bolide.compile(function, dynamic=dynamic)
+    for size in random.sample(range(4, 9), 3):
+        x, number = torch.rand(size, 8) / 3, random.uniform(0.2, 0.9)
+        found = []
+        for run in (function, compiled):
+            leaf = x.clone().requires_grad_()
+            with torch.autocast("cpu", torch.bfloat16):
+                result = run(leaf, number)
+            result.float().square().sum().backward()
+            found.append((result, leaf.grad))
+        for expected, got in zip(*found, strict=True):
+            assert (got.dtype, got.stride()) == (expected.dtype, expected.stride())
+            torch.testing.assert_close(
+                got, expected, rtol=5e-2, atol=5e-2 * float(expected.detach().abs().max().clamp(1))
+            )

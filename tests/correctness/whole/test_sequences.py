@@ -267,7 +267,7 @@ def test_a_layer_that_is_trained_runs_once(
 def test_a_copy_of_a_token_stands_for_no_run() -> None:
     x, state, weights = torch.randn(5, 2, 4), [torch.randn(1, 2, 3)], list(nn.GRU(4, 3).parameters())
     weights = [weight.detach() for weight in weights]
-    operands = ("gru", x, None, state, weights, True, 1, False)
+    operands = ("gru", x, None, state, weights, True, 1, False, None)
     *results, token = torch.ops.bolide.recurrent_forward(*operands)
     tangents = [torch.randn_like(result) for result in results]
     wanted = [False, True, *[True] * len(weights)]

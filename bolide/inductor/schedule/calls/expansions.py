@@ -28,8 +28,8 @@ def torchs(extern: Extern) -> Extern:
         return replace(extern, op=externs.SEED[0], args=externs.SEED[1])  # the device stays where it is
     if extern.op is ctc_loss:
         return replace(extern, op=aten._ctc_loss.Tensor)
-    if extern.op is recurrent:
-        kind, x, batch_sizes, state, weights, biases, layers, bidirectional = extern.args
+    if extern.op is recurrent and extern.args[-1] is None:
+        kind, x, batch_sizes, state, weights, biases, layers, bidirectional, _ = extern.args
         start = state if kind == "lstm" else state[0]
         options = (start, weights, biases, layers, 0.0, False, bidirectional)  # no dropout, no training
         if batch_sizes is not None:
