@@ -11,7 +11,7 @@ import functools
 import operator
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -425,7 +425,7 @@ def call(space: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     if not config.trace_numpy:
         raise Unsupported("NumPy functions are not captured (trace_numpy is off)", None, kind="numpy_value")
     function = getattr(layer(space), name, None) or (None if space else _MORE.get(name))
-    if function is None:
+    if function is None and (space or name not in _TYPED):
         raise refused(f"{space}.{name}" if space else name)
     with_defaults()
     own = getattr(getattr(numpy, space) if space else numpy, name, None)
@@ -437,6 +437,10 @@ def call(space: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if (known := _of_numbers(own, args, kwargs, like)) is not None:
             return known
         args = _promoted(args, like)
+    if not space and name in _TYPED:
+        function = _of_type(name, like) or function
+    if function is None:
+        raise refused(name)
     return _answer(name, function, args, kwargs, like, given)
 
 
@@ -493,6 +497,33 @@ def _interp(
 
 _MORE: dict[str, Callable[..., object]] = {"isin": _isin, "interp": _interp}
 """Functions of NumPy's that the layer lacks, of its arrays."""
+
+
+def _of_type(name: str, like: Likeness | None) -> Callable[..., object] | None:
+    """A formula of ours whose result has the type of NumPy's, where that is an array of NumPy's own types."""
+    result = None if like is None else like.result
+    if chosen_defaults() or not isinstance(result, numpy.ndarray):
+        return None
+    return functools.partial(_TYPED[name], into(result.dtype).torch_dtype)
+
+
+def _chosen(dtype: torch.dtype, condition: object, x: object, y: object) -> object:
+    """`numpy.where` with values to choose from. The layer rounds Python's floats to types that NumPy does not."""
+    choices = [(v.tensor if type(v) is TracedFloat else _converted(v)).to(dtype) for v in (x, y)]
+    return layer().ndarray(torch.where(_converted(condition).to(torch.bool), *choices))
+
+
+def _select(
+    dtype: torch.dtype, condlist: Sequence[object], choicelist: Sequence[object], default: object = 0
+) -> object:
+    """`numpy.select`: the first choice whose condition holds."""
+    for condition, choice in reversed(list(zip(condlist, choicelist))):
+        default = _chosen(dtype, condition, choice, default)
+    return default
+
+
+_TYPED: dict[str, Callable[..., object]] = {"where": _chosen, "select": _select}
+"""Functions of NumPy's of which NumPy tells the type of the result, their first argument here."""
 
 
 def _promoted(args: Any, like: object) -> object:

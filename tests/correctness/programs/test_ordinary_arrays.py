@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import fractions
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -88,3 +89,37 @@ def test_types_as_arguments() -> None:
         found, zeros, given = cast(x, kind)
         assert found.dtype == zeros.dtype == kind and given is kind
         np.testing.assert_array_equal(found, x.numpy().astype(kind))
+
+
+KINDS = ("float32", "int32", "float64", "bool", "float16", "uint8", "int64", "complex64")
+CHOICES = (2.0, 0.1, 3, 0, True, 1j, np.float32(0.3), np.int64(7), np.float64(0.7))
+
+
+def chosen(a: Any, x: Any, y: Any) -> Any:
+    return np.where(a > 0, x, y), np.where(np.asarray([True, False]), x, 1.5)[0]
+
+
+def selected(a: Any, x: Any, y: Any) -> Any:
+    return np.select([a > 1, a > 0], [x, y], 0.5), np.select([a == 0], [x])
+
+
+def limited(a: Any, x: Any, y: Any) -> Any:
+    return np.clip(a, 0, 1), np.maximum(a, 0.5), np.minimum(2, a), np.full_like(a, 3), np.where(a.T, 0.5, 1)
+
+
+@pytest.mark.parametrize("program", [chosen, selected, limited])
+@pytest.mark.parametrize("kind", KINDS[:-1])
+def test_choices_have_the_type_that_numpy_gives_them(kind: str, program: Callable[..., Any]) -> None:
+    for _ in range(3):
+        numbers = random.sample(CHOICES, 2)
+        kinds = [random.choice(KINDS) if random.random() < 0.4 else None for _ in numbers]
+        compiled: Any = bolide.compile(program, fullgraph=True)
+        for rows in (4, 2, 3):
+            array = (np.random.randn(rows, 2) * 3).astype(kind)
+            x, y = ((np.random.randn(2) * 2).astype(k) if k else n for k, n in zip(kinds, numbers))
+            if type(x) is float:
+                x *= rows  # another one in each call
+            found, expected = compiled(array, x, y), program(array, x, y)
+            assert _kind(found) == _kind(expected), (x, y)
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(one, other)
