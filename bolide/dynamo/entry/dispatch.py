@@ -148,7 +148,7 @@ class Dispatcher(Versions):
         self.seen: set[Shape] = set()  # where they have ended once
         self.trial: Trial | None = None
         self.trials = 0  # how many there were
-        self.made = 0  # how many entries, of all points
+        self.made = self.misses = 0  # how many entries, of all points, and how often one was to be made
         self.retired = False  # a trial has shown that eager is faster
         self._scope[self._top] = self.miss
         self.function.__code__ = self._codes[0]
@@ -186,6 +186,10 @@ class Dispatcher(Versions):
             self.function.__code__ = self._codes[1]
         self.count()
 
+    def _make_entry(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self.misses += 1
+        super()._make_entry(args, kwargs)
+
     def failed(self, error: Unsupported) -> str | None:
         if events.subscribers:
             where = error.where or self.place
@@ -204,11 +208,11 @@ class Dispatcher(Versions):
     # ---- trials ------------------------------------------------------------------------------------------------------
 
     def count(self) -> None:
-        """There is one more entry. Measure whether it is worth it, where segments were compiled again and again: at the
-        limit that a function without breaks has, and whenever it was twice as often since."""
+        """There is one more entry. Measure whether it is worth it, where segments were compiled again and again: at
+        half the limit that a function without breaks has, and whenever it was twice as often since."""
         self.made += 1
         again = self.made - 1 - sum(bool(point.entries) for point in self.points.values())
-        if self.trial is not None or again < config.cache_size_limit << self.trials or not config.eager_if_faster:
+        if self.trial is not None or again < config.cache_size_limit << self.trials >> 1 or not config.eager_if_faster:
             return
         if self.points and not self.original.__code__.co_flags & _SUSPENDS:
             self.trials += 1
@@ -220,9 +224,9 @@ class Dispatcher(Versions):
         trial = self.trial
         if trial is None or state.stage or state.disabled or config.disable or state.stance != "default":
             return self.resume(self._scope[self._top](*args, **kwargs))
-        eagerly, made, start = trial.eagerly(), self.made, moment()
+        eagerly, misses, start = trial.eagerly(), self.misses, moment()
         result = self.eager(args, kwargs) if eagerly else self.resume(self._scope[self._top](*args, **kwargs))
-        trial.note(eagerly, moment() - start, self.made - made)
+        trial.note(eagerly, moment() - start, self.misses - misses)
         trained = has_derivative(result)
         if trained or trial.is_over:
             with compiling:
@@ -441,6 +445,7 @@ class Point(Versions):
         return self.root.rest(self.shape, args, self.sizes)
 
     def _make_entry(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self.root.misses += 1
         try:
             super()._make_entry(args, kwargs)
         except Unsupported as error:

@@ -78,29 +78,29 @@ def _fits(size: int | Expr, value: int | Expr, values: dict[str, Any]) -> bool:
     return size.subs(values) == as_expr(value)
 
 
-_ENOUGH = 8  # calls of each sort
-_TOO_MANY = 4, 16  # calls that compile, and versions that they make
+_ENOUGH, _LAST = 16, 8  # calls of each sort, and those that are compared: checks are made when they are first needed
+_TOO_MANY = 4, 16  # calls that compile, and how often
 _MARGIN = 1.25  # times eager: nothing to notice, and more than chance
 
 
 class Trial:
     """Calls of a function of which some, by no pattern, are made in eager, to see which are faster. Those that compile
     something are not compared; if there are too many, eager it is. `seconds`: what the others took, in eager and not.
-    `made`: how many versions calls have made, if any."""
+    `misses`: how often calls have compiled something, if they have."""
 
     def __init__(self) -> None:
         self.seconds: dict[bool, list[float]] = {True: [], False: []}
-        self.made: list[int] = []
+        self.misses: list[int] = []
         self._random = random.Random(0)  # a generator of its own: the program sees nothing of it
 
     def eagerly(self) -> bool:
         """Whether the next call is to be made in eager."""
         return self._random.random() < 0.5
 
-    def note(self, eagerly: bool, seconds: float, made: int) -> None:
-        """A call has come to its end, for which so many versions were made."""
-        if made:
-            self.made.append(made)
+    def note(self, eagerly: bool, seconds: float, misses: int) -> None:
+        """A call has come to its end, for which something was compiled so often."""
+        if misses:
+            self.misses.append(misses)
         else:
             self.seconds[eagerly].append(seconds)
 
@@ -112,15 +112,15 @@ class Trial:
     @property
     def is_endless(self) -> bool:
         """Whether calls go on to compile."""
-        calls, versions = _TOO_MANY
-        return len(self.made) >= calls and sum(self.made) >= versions
+        calls, misses = _TOO_MANY
+        return len(self.misses) >= calls and sum(self.misses) >= misses
 
     @property
     def verdict(self) -> str | None:
         """Why to run in eager from now on, if that is faster."""
         if self.is_endless:
-            return f"{len(self.made)} of the last calls made {sum(self.made)} of them"
-        eager, compiled = (sorted(times)[len(times) // 2] for times in (self.seconds[True], self.seconds[False]))
+            return f"{len(self.misses)} of the last calls were compiled again, {sum(self.misses)} times"
+        eager, compiled = (sorted(self.seconds[eagerly][-_LAST:])[_LAST // 2] for eagerly in (True, False))
         if compiled <= eager * _MARGIN:
             return None
         return f"a call takes {compiled * 1e6:.0f} us, and {eager * 1e6:.0f} us in eager"
