@@ -57,3 +57,29 @@ def test_indices_of_every_type(name: str, dynamic: bool) -> None:
                 assert got == want, dtype
             else:
                 torch.testing.assert_close(got, want)
+
+
+SOURCES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "index_add": lambda x, i, source: x.index_add(0, i, source),
+    "index_copy": lambda x, i, source: x.index_copy(0, i, source),
+    "index_copy_": lambda x, i, source: x.clone().index_copy_(0, i, source),
+    "index_reduce": lambda x, i, source: x.index_reduce(0, i, source, "amax"),
+    "index_put": lambda x, i, source: x.index_put((i,), source),
+    "scatter": lambda x, i, source: x.scatter(0, i, source),
+    "scatter_add": lambda x, i, source: x.scatter_add(0, i, source),
+    "put_": lambda x, i, source: x.clone().put_(i, source),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_one_place_of_every_shape_and_sources_of_every_type(name: str) -> None:
+    for index in (torch.tensor(1), torch.tensor([1]), torch.tensor([2, 0]), torch.tensor(1, dtype=torch.int32)):
+        for dtype in (torch.float32, torch.bfloat16, torch.int64):
+            for shape in ((), (1,)):
+                tensors = [torch.rand(4), index, torch.ones(shape, dtype=dtype)]
+                compiled = bolide.compile(SOURCES[name], dynamic=False)
+                want, got = outcome(SOURCES[name], tensors), outcome(compiled, tensors)
+                if isinstance(want, tuple):
+                    assert got == want, (index, dtype, shape)
+                else:
+                    torch.testing.assert_close(got, want)

@@ -94,7 +94,7 @@ def _scatter(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta, *_:
         dim = wrap_dim(dim, x.ndim)
         for axis in range(min(index.ndim, x.ndim)):
             require(
-                index.shape[axis] <= source.shape[axis] and (axis == dim or index.shape[axis] <= x.shape[axis]),
+                index.shape[axis] <= (*source.shape, 1)[axis] and (axis == dim or index.shape[axis] <= x.shape[axis]),
                 f"Expected index {list(index.shape)} to be no larger than self {list(x.shape)} apart from "
                 f"dimension {dim} "
                 f"and to be no larger size than src {list(source.shape)}",
@@ -150,23 +150,32 @@ def _index_copy(x: TensorMeta, dim: int, index: TensorMeta, source: TensorMeta) 
     require(index.ndim <= 1, f"index_copy_(): Index should have dimension 1 or 0 (got {index.ndim})", IndexError)
     dim = wrap_dim(dim, x.ndim)
     count = index.numel
-    if not source.shape:
-        require(
-            count == 1, f"index_copy_(): When source is scalar, index should have one element (got {count})", IndexError
-        )
-    else:
-        require(
-            not x.shape or source.ndim == x.ndim,
-            "index_copy_(): When source and destination are not scalars, their dimensionality must match. Source "
-            f"dimensionality ({source.ndim}), destination dimensionality ({x.ndim})",
-            IndexError,
-        )
-        rows = source.shape[dim]
-        require(
-            count == rows,
-            f"index_copy_(): Number of indices ({count}) should be equal to source.size(dim) ({rows})",
-            IndexError,
-        )
+    require(
+        source.shape or count == 1,
+        f"index_copy_(): When source is scalar, index should have one element (got {count})",
+        IndexError,
+    )
+    require(
+        not source.shape or not x.shape or source.ndim == x.ndim,
+        "index_copy_(): When source and destination are not scalars, their dimensionality must match. Source "
+        f"dimensionality ({source.ndim}), destination dimensionality ({x.ndim})",
+        IndexError,
+    )
+    require(
+        index.dtype is torch.int64,
+        f"index_copy_(): Expected a long tensor for index, but got {dtype_name(index.dtype)}",
+    )
+    require(
+        x.dtype is source.dtype,
+        f"index_copy_(): self and source expected to have the same dtype, but got (self) {dtype_name(x.dtype)} and "
+        f"(source) {dtype_name(source.dtype)}",
+    )
+    rows = source.shape[dim] if source.shape else 1
+    require(
+        count == rows,
+        f"index_copy_(): Number of indices ({count}) should be equal to source.size(dim) ({rows})",
+        IndexError,
+    )
     own, given = (list(meta.shape[:dim] + meta.shape[dim + 1 :]) for meta in (x, source))
     require(
         not shapes_differ(own, given),
