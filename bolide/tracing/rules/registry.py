@@ -23,7 +23,7 @@ from bolide.symbolic import ShapeEnv, contiguous_strides
 from bolide.tracing import modes
 from bolide.tracing.graph import Handle, mapped
 from bolide.tracing.isolation import keep_dynamo_out_of_meta_kernels
-from bolide.tracing.meta import TensorMeta, found_in
+from bolide.tracing.meta import DataDependent, TensorMeta, found_in
 from bolide.tracing.rules import kernels
 from bolide.tracing.rules.probing import by_probes, note_sizes
 
@@ -233,6 +233,7 @@ def _ask(func: Any, args: Any, kwargs: Any) -> Any:
         raise RuntimeError(f"sizes that {func} does not check do not fit one another")
     tensors = found_in([args, kwargs], TensorMeta)
     may_do_more = func.namespace not in _LIBRARIES or func._opname in kernels.TRUSTING  # a collective, or the user's
+    may_do_more |= _is_told_in_python(func)
     if may_do_more or not all(meta.device.type == "cpu" for meta in tensors):
         return by_meta_kernel(func, args, kwargs)
     if not all(meta.is_small(1 << 14) for meta in tensors):
@@ -284,7 +285,18 @@ def by_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
 def _of_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
     _prepare()
     with _unrecorded():
-        return _metas(func(*_on(args, "meta"), **_on(kwargs, "meta")), _device(args, kwargs))
+        try:
+            result = func(*_on(args, "meta"), **_on(kwargs, "meta"))
+        except RuntimeError as error:
+            if "get_ctx()" in str(error) and _is_told_in_python(func):  # it has asked for a size that is data
+                raise DataDependent(str(func), None, "data_shape") from error
+            raise
+        return _metas(result, _device(args, kwargs))
+
+
+def _is_told_in_python(func: torch._ops.OpOverload) -> bool:
+    """Whether a function that was registered as fake says what an operation gives."""
+    return torch._library.simple_registry.singleton.find(func._name.partition(".")[0]).fake_impl.kernel is not None
 
 
 def by_real_kernel(func: Any, args: Any, kwargs: Any) -> Any:

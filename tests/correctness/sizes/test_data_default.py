@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import bolide
 from bolide.dynamo.config import config
 from bolide.support import events
+from bolide.support.errors import BolideWarning
 
 
 def segments_and_breaks(run: Callable[[], Any]) -> tuple[int, list[str]]:
@@ -265,3 +267,27 @@ def test_what_is_cropped_at_a_place_that_is_drawn_has_a_known_size(draw: Callabl
 
 def gradients(result: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(result.pow(3).sum(), x)
+
+
+@pytest.mark.parametrize("space", ["bolide_kept", "torchvision"])
+def test_an_operation_whose_fake_says_that_a_size_is_data_is_a_break(space: str) -> None:
+    """Also of a library whose kernels are asked with zeros."""
+    with torch.library._scoped_library(space, "FRAGMENT") as library:
+        library.define("places(Tensor x) -> Tensor")
+        library.impl("places", lambda x: (x >= 0).nonzero()[:, 0], "CPU")
+
+        def fake(x: torch.Tensor) -> torch.Tensor:
+            return x.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.long)
+
+        torch.library.register_fake(f"{space}::places", fake, lib=library)
+
+        def program(x: torch.Tensor) -> Any:
+            found = getattr(torch.ops, space).places(x * 2)
+            return x[found] * 2, found + 1
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", BolideWarning)
+            compiled = bolide.compile(program)
+            for n in (6, 9, 7, 20, 12):
+                x = torch.randn(n)
+                torch.testing.assert_close(compiled(x), program(x))
