@@ -146,3 +146,30 @@ def test_numbers_that_pools_refuse(name: str) -> None:
             assert mine == theirs or (vague and isinstance(mine[0], str)), (x.shape, numbers)
         else:
             torch.testing.assert_close(mine, theirs)
+
+
+OF_DATA: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "batch_norm": lambda x, k: F.batch_norm(x, None, None, training=True, eps=k),
+    "softshrink": lambda x, k: F.softshrink(x, k),
+    "cosine_similarity": lambda x, k: torch.cosine_similarity(x, x * 2, 1, k).expand(3, -1).T,
+}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("name", OF_DATA)
+def test_numbers_of_data_in_one_way_of_a_branch(name: str, inside: bool) -> None:
+    """What eager asks of a number is asked where that way is taken, wherever the number is read."""
+
+    def program(x: Tensor, number: Tensor) -> Tensor:
+        read = None if inside else number.item()
+        if x.sum() > 0:
+            return OF_DATA[name](x, number.item() if read is None else read)
+        return x * 2
+
+    compiled = bolide.compile(program)
+    for sign in (1, -1, 1):
+        for number in (random.uniform(0.1, 0.9), random.uniform(0.1, 0.9), -0.2):
+            given = torch.rand(4, 3) * sign, torch.tensor(number)
+            mine, theirs = outcome(compiled, given), outcome(program, given)
+            torch.testing.assert_close(mine, theirs) if isinstance(theirs, Tensor) else None
+            assert isinstance(theirs, Tensor) or mine == theirs
