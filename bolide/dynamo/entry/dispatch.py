@@ -24,7 +24,7 @@ from bolide.dynamo.bytecode.instructions import Code
 from bolide.dynamo.bytecode.uniform import UNIFORM
 from bolide.dynamo.config import config
 from bolide.dynamo.entry.capture import capture_rest
-from bolide.dynamo.entry.limits import Trial, has_derivative, moment
+from bolide.dynamo.entry.limits import Trial, drawn, has_derivative, moment
 from bolide.dynamo.entry.replay import Entry
 from bolide.dynamo.entry.versions import Backend, OtherParameters, Versions, Wishes, not_raised
 from bolide.dynamo.guards.sizes import SizeHistory
@@ -224,13 +224,13 @@ class Dispatcher(Versions):
         trial = self.trial
         if trial is None or state.stage or state.disabled or config.disable or state.stance != "default":
             return self.resume(self._scope[self._top](*args, **kwargs))
-        eagerly, misses, start = trial.eagerly(), self.misses, moment()
+        before, eagerly, misses, start = drawn(), trial.eagerly(), self.misses, moment()
         result = self.eager(args, kwargs) if eagerly else self.resume(self._scope[self._top](*args, **kwargs))
         trial.note(eagerly, moment() - start, self.misses - misses)
-        trained = has_derivative(result)
-        if trained or trial.is_over:
+        stays = has_derivative(result) or drawn() != before  # eager draws other numbers: a seed is to mean the same
+        if stays or trial.is_over:
             with compiling:
-                self._end(trial, None if trained else trial.verdict)
+                self._end(trial, None if stays else trial.verdict)
         return result
 
     def _end(self, trial: Trial, verdict: str | None) -> None:

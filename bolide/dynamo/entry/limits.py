@@ -133,6 +133,15 @@ def moment() -> float:
     return time.perf_counter()
 
 
+def drawn() -> tuple[list[int], ...]:
+    """How far torch's own generators have been drawn from."""
+    with torch._C.DisableTorchFunction():
+        states = [torch.get_rng_state()]
+        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+            states += torch.cuda.get_rng_state_all()
+        return tuple([state.tolist() for state in states])
+
+
 def has_derivative(result: object) -> bool:
     """Whether the result of a call is one that a backward pass starts from: what that takes belongs to the call."""
     parts = result.values() if isinstance(result, dict) else result if isinstance(result, (tuple, list)) else ()
