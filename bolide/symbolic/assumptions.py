@@ -58,7 +58,7 @@ class Assumptions:
         self.guards: dict[Cond, UserFrame | None] = {}
         self._where = where
         self.scalar: Callable[[Expr, int], Any] | None = None  # makes a number of the graph of an integer
-        self.has_floats = False  # whether there are floats that are made of sizes
+        self.has_floats = False  # whether there are floats of the graph
         self.answers: dict[object, Any] = {}  # what shape rules have said of these sizes
         self.keys: dict[int, tuple[object, object]] = {}  # by ids of metas: what they count as in those answers
         self._values: dict[Expr, int] = {}

@@ -32,9 +32,7 @@ class Trace(Recorder):
         if (device := kwargs.get("device")) is not None and device.type == "cuda" and device.index is None:
             kwargs = {**kwargs, "device": torch.device("cuda", torch.cuda.current_device())}
         factories.refuse_overflow(self, func, args, kwargs)
-        if (self.has_scalars or self.shapes.has_floats) and (
-            result := forms.with_tensors(self, func, args, kwargs)
-        ) is not NotImplemented:
+        if self.shapes.has_floats and (result := forms.with_tensors(self, func, args, kwargs)) is not NotImplemented:
             return result
         if (generator := generators.find(args, kwargs)) is not None:
             return generators.draw(self, generator, func, args, kwargs)

@@ -209,10 +209,10 @@ class Dispatcher(Versions):
 
     def count(self) -> None:
         """There is one more entry. Measure whether it is worth it, where segments were compiled again and again: at
-        half the limit that a function without breaks has, and whenever it was twice as often since."""
+        twice the limit that a function without breaks has, and whenever it was twice as often since."""
         self.made += 1
         again = self.made - 1 - sum(bool(point.entries) for point in self.points.values())
-        if self.trial is not None or again < config.cache_size_limit << self.trials >> 1 or not config.eager_if_faster:
+        if self.trial is not None or again < config.cache_size_limit << self.trials + 1 or not config.eager_if_faster:
             return
         if self.points and not self.original.__code__.co_flags & _SUSPENDS:
             self.trials += 1

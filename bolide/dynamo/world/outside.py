@@ -140,8 +140,8 @@ class Overlay:
             return
         if key not in self.original:
             self.original[key] = self._before(key, value)
-        elif value is MISSING and type(self.original[key]) is Deferred:  # only what is there can be taken out
-            self.original[key] = self._read(key)
+        elif type(before := self.original[key]) is Deferred and (value is MISSING or _stays(before.real, value)):
+            self.original[key] = self._read(key)  # only what is there can be taken out, or put back
         in_slots = self.owner is None and self.child in (attribute_source, slot_source)
         if value is MISSING and self.original[key] is MISSING and not in_slots:  # deleting what is there is an effect
             self._guard_absence(key)
@@ -170,10 +170,7 @@ class Overlay:
             or is_finalised(real)
         ):
             return self._read(key)
-        stays = real is (value.real if type(value) is Outside else value) or (
-            type(real) in CONSTANT_TYPES and same_constant(value, real)
-        )
-        return self._read(key) if stays else Deferred(real, self._source_of(key))
+        return self._read(key) if _stays(real, value) else Deferred(real, self._source_of(key))
 
     def _note(self, key: object) -> None:
         """Put into the journal what a key is now."""
@@ -424,6 +421,12 @@ class Deferred:
 _FINALISED = frozenset({Generator, types.GeneratorType})  # to drop them earlier than CPython does could be seen
 _REFERRED_TO = (type, torch.Tensor)  # libraries refer to them weakly
 _HOLDERS = frozenset({list, tuple, set, frozenset, collections.deque})
+
+
+def _stays(real: object, value: object) -> bool:
+    """Whether what is written is what was there."""
+    same = real is (value.real if type(value) is Outside else value)
+    return same or (type(real) in CONSTANT_TYPES and same_constant(value, real))
 
 
 def is_finalised(value: Any) -> bool:

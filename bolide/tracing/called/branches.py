@@ -45,7 +45,7 @@ class Part(Trace):
         self.checked |= outer.checked
         self.where, self.differentiates = outer.where, outer.differentiates
         self.generators = outer.generators
-        self.has_scalars, self.draws_as_eager = outer.has_scalars, outer.draws_as_eager
+        self.draws_as_eager = outer.draws_as_eager
         self.captures_numbers = outer.captures_numbers
         self.compliant_only = outer.compliant_only
         self.operands: list[TracedTensor] = []

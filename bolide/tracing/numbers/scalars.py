@@ -208,7 +208,7 @@ def of_tensor(
     origin: Origin | None = None,
 ) -> TracedFloat:
     """A Python float whose value is that of a tensor of one element of the graph."""
-    trace.has_scalars = True
+    trace.shapes.has_floats = True
     trace.reads_floats |= hint is None
     value: Any = tensor.detach().to(torch.float64)
     value = value.reshape(()) if value.dim() else value  # promotes as a number does

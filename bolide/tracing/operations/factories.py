@@ -44,7 +44,7 @@ _FILLING = {
 
 def refuse_overflow(trace: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise what eager does where a number is put into a tensor whose type does not have it."""
-    places = _FILLING.get(func._opname)
+    places = _FILLING.get(getattr(func, "_opname", ""))  # operators of higher order have none
     if places is None or func.namespace != "aten":
         return
     is_scalar, like = func._opname == "scalar_tensor", args[0]

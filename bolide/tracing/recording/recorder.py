@@ -86,7 +86,7 @@ class Recorder(abc.ABC):
 
     - `bound`: the names of the symbols whose values its nodes tell (`data.binds`)
     - `answered`: what data was asked for before; `hashed`: by id, values that were asked for their hash of identity
-    - `has_scalars`, `reads_floats`: floats are in the graph, or read from tensors
+    - `reads_floats`: floats are read from tensors
     - `checked`: numbers that are data, and the graph checks to be in -room..room
     - `refutable`: running the graph may raise Refuted
     - `functional_only`: what the program does that only the functional graph shows
@@ -117,7 +117,6 @@ class Recorder(abc.ABC):
         self.bound: set[str] = set()
         self.answered: dict[tuple[object, ...], Any] = {}
         self.hashed: set[int] = set()
-        self.has_scalars = False
         self.reads_floats = False
         self.refutable = False
         self.functional_only: str | None = None

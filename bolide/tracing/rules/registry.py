@@ -207,12 +207,12 @@ def _within_spectrum(x: TensorMeta, dims: Any, _: Any, length: int) -> bool:
 _UNCHECKED = {"_fft_c2r": _within_spectrum}
 """Kernels that read behind the memory of their operands for sizes that fit one another badly, and when they fit."""
 _TRANSFORMS = ("_fft_r2c", "_fft_c2c", "_fft_c2r")
-"""Kernels that take whatever sizes they are given; their results have other strides than those of meta kernels."""
+"""Kernels whose results have other strides than those of meta kernels."""
 
 
 def _transformed(func: OpOverload, x: TensorMeta, dims: list[int], mode: int, last: int) -> TensorMeta:
-    """The meta of a transform of much data: the order in memory is that of the kernel's result for a small operand that
-    lies in memory in the same way."""
+    """The meta of a transform of much data, or of sizes that may not fit: the order in memory is that of the kernel's
+    result for a small operand that lies in memory in the same way."""
     steps = sorted({step for step in x.stride if step})
     least = tuple(min(size, 3) for size in x.shape)
     small = x._replace(shape=least, stride=tuple(4 ** steps.index(step) if step else 0 for step in x.stride), offset=0)
@@ -251,9 +251,9 @@ def _ask(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _ask_elsewhere(func: Any, args: Any, kwargs: Any) -> Any:
     """As `_ask`, for sizes that are not those of this run and may not fit one another."""
-    if kernels.trusts_sizes(func) and func._opname not in _TRANSFORMS:
-        return _of_meta_kernel(func, args, kwargs)
-    return _ask(func, args, kwargs)
+    if func.namespace == "aten" and func._opname in _TRANSFORMS:
+        return _transformed(func, *args)
+    return _of_meta_kernel(func, args, kwargs) if kernels.trusts_sizes(func) else _ask(func, args, kwargs)
 
 
 def _is_symbolic(value: object) -> bool:
