@@ -127,12 +127,12 @@ def test_random_numbers_are_the_same_in_both_derivatives():
         return F.dropout(torch.sin(x @ w), 0.5, training=True).pow(2).sum()
 
     compiled = bolide.compile(program)
-    x, w = torch.randn(6, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    x, w = torch.randn(6, 6, requires_grad=True), (torch.eye(6) + torch.rand(6, 6) / 12).requires_grad_()
     (slope,) = torch.autograd.grad(compiled(x, w), x, create_graph=True)
     # d/dx sum(m² sin²(xw)) with m in {0, 2}: the mask follows from the first derivative
     mask = torch.zeros(6, 6)
     projected = slope.detach() @ torch.linalg.inv(w.detach()).T  # 4·[m]·2·sin·cos
-    mask[projected.abs() > 1e-3] = 2.0
+    mask[projected.abs() > 1e-5] = 2.0  # where none is dropped it is this small by chance only
     wanted_loss = (mask * torch.sin(x @ w)).pow(2).sum()
     (wanted,) = torch.autograd.grad(wanted_loss, x, create_graph=True)
     torch.testing.assert_close(slope, wanted, rtol=1e-3, atol=1e-3)
