@@ -78,6 +78,9 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(autouse=True)
 def strict() -> Iterator[None]:
-    """A failure of bolide itself, or a leak, is one; that warnings are errors as well is said in pyproject.toml."""
+    """A failure of bolide itself, or a leak, is one; that warnings are errors as well is said in pyproject.toml. After
+    it torch's Python dispatcher, which recordings use, is off: it would slow whatever comes next."""
+    before = torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PythonDispatcher)
     with options.patch(suppress_errors=False, detect_leaks=True):
         yield
+    assert torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PythonDispatcher) == before

@@ -6,6 +6,7 @@ import abc
 import bisect
 import contextlib
 import operator
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -579,6 +580,31 @@ class Recorder(abc.ABC):
         return self.call(aten.permute.default, full, invert(order))  # type: ignore[no-any-return]
 
 
+class _Switches(threading.local):
+    """Torch's Python dispatcher, switched on for each recording of this thread that has symbols. A switch puts back
+    what it found, so the last one that was set goes back first; recordings may end in another order."""
+
+    def __init__(self) -> None:
+        self.set: list[AbstractContextManager[object]] = []
+        self.done: set[AbstractContextManager[object]] = set()
+
+    def on(self) -> AbstractContextManager[object]:
+        switch: AbstractContextManager[object] = _torch._EnablePythonDispatcher()
+        switch.__enter__()
+        self.set.append(switch)
+        return switch
+
+    def off(self, switch: AbstractContextManager[object]) -> None:
+        self.done.add(switch)
+        while self.set and self.set[-1] in self.done:
+            last = self.set.pop()
+            self.done.remove(last)
+            last.__exit__(None, None, None)
+
+
+_switches = _Switches()
+
+
 class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is active, all operations go to the recorder `trace`, whatever their arguments are."""
 
@@ -588,7 +614,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = trace
         self.depth = 0
-        self.dispatcher: Any = None
+        self.switch: AbstractContextManager[object] | None = None
 
     def __enter__(self) -> RecordingMode:
         self.depth += 1
@@ -600,18 +626,17 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __exit__(self, *raised: object) -> None:
         self.depth -= 1
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
-        if self.dispatcher is not None and not self.depth:
-            self.dispatcher.__exit__(None, None, None)
-            self.dispatcher = None
+        if self.switch is not None and not self.depth:
+            _switches.off(self.switch)
+            self.switch = None
 
     def allow_symbols(self) -> None:
         """Kernels of composite operations in C++ ask for integers; torch's Python dispatcher has others in place."""
-        if self.depth and self.dispatcher is None:
+        if self.depth and self.switch is None:
             from bolide.tracing.recording import composites
 
             composites.install()
-            self.dispatcher = torch._C._EnablePythonDispatcher()  # type: ignore[attr-defined, unused-ignore]
-            self.dispatcher.__enter__()
+            self.switch = _switches.on()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

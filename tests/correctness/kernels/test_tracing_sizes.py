@@ -235,6 +235,19 @@ def test_tensors_with_a_class_of_their_own_are_asked_with_the_dispatcher_on() ->
     assert found == [True, True]
 
 
+def test_recordings_that_end_in_another_order_leave_the_dispatcher_off() -> None:
+    """A branch is recorded while a trace outside of it first meets a symbol."""
+    key = torch._C.DispatchKey.PythonDispatcher
+    outer, (inner, _), (last, _) = Trace(), _recorded(3, 5), _recorded(2, 4)
+    with outer.recording():
+        with inner.recording():
+            outer.size(7, "n")
+            with last.recording():
+                assert torch._C._dispatch_tls_is_dispatch_key_included(key)
+        assert torch._C._dispatch_tls_is_dispatch_key_included(key)
+    assert not torch._C._dispatch_tls_is_dispatch_key_included(key)
+
+
 def _linear_layers(x: Any, w: Any, b: Any) -> list[Any]:
     """Of rows that lie one after the other, and that do not; of written, negated and widened tensors."""
     written = x * 1

@@ -161,7 +161,7 @@ BRANCHES = (
     "try:\n    {n} = {t}.view({i}, {i})\nexcept RuntimeError:\n    {n} = {t} + 1",
     "assert {i} < {c} * 1000\n{n} = {t} * 2",
     "torch._check({i} > -5000)\n{n} = {t} * 3",
-    "{n} = cond({t}.sum() > 0, lambda a, b: a * 2 + b, lambda a, b: a.sin() - b, ({t}, {t}))",
+    "{n} = cond({t}.sum() > 0, lambda a, b: a * 2 + b, lambda a, b: a.sin() - b, ({t}, {t} + 1))",
     "{n} = cond({i} > {i}, lambda a: a * 2, lambda a: a.sin(), ({t},))",
 )
 DATA = (
