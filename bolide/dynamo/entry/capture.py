@@ -654,7 +654,8 @@ def _is_member(source: Source) -> bool:
 
 @contextlib.contextmanager
 def _native_state(machine: Machine) -> Iterator[None]:
-    """Puts back what the program did to torch's global modes, wherever it stopped. What other threads do stays."""
+    """Puts back what the program did to torch's global modes, wherever it stopped. What other threads do stays. Casts
+    that autocast keeps until its region ends are given up: those made here are of tensors that stand for others."""
     before, entered, asks = modes.settings(), modes.stacks(), _torch._get_torch_function_state()
     try:
         yield
@@ -664,3 +665,4 @@ def _native_state(machine: Machine) -> Iterator[None]:
         _torch._set_torch_function_state(asks)
         modes.leave_to(entered)
         modes.apply(modes.own(modes.changed(modes.settings(), before), machine.modes.setters))
+        torch.clear_autocast_cache()

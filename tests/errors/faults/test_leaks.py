@@ -374,3 +374,14 @@ def test_what_a_call_was_given_dies_with_it(fn: Any, backend: str, monkeypatch: 
             assert seen() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_casts_of_a_capture_do_not_live_as_long_as_their_region(dynamic: bool | None, backend: str) -> None:
+    """Autocast keeps casts of leaves until its region ends, which may be around a whole program."""
+    compiled = bolide.compile(lambda x, w: (x @ w).sum(), backend=backend, dynamic=dynamic)
+    w = torch.randn(4, 4, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        for size in torch.randperm(6)[:3].tolist():
+            compiled(torch.randn(size + 2, 4, requires_grad=True), w).backward()
+            assert not living()
