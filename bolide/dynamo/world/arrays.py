@@ -547,7 +547,8 @@ def into(value: Any) -> Any:
     if isinstance(value, numpy.generic):
         return layer().ndarray(torch.from_numpy(numpy.array(value)))
     if isinstance(value, numpy.dtype) or (isinstance(value, type) and issubclass(value, numpy.generic)):
-        return getattr(layer(), numpy.dtype(value).name)
+        name = numpy.dtype(value).name
+        return getattr(layer(), "bool_" if name == "bool" else name)
     if type(value) in (tuple, list):
         return type(value)([into(item) for item in value])
     if type(value) is dict:

@@ -84,7 +84,8 @@ def test_types_as_arguments() -> None:
     def cast(x: Any, kind: Any) -> Any:
         return x.numpy().astype(kind), np.zeros(2, kind), kind
 
-    for rows, kind in enumerate((np.dtype("float64"), np.dtype("int32"), np.float32, "int16", np.dtype("float64"))):
+    kinds = (np.dtype("float64"), np.dtype("int32"), np.float32, "int16", np.bool_, np.dtype("bool"))
+    for rows, kind in enumerate(kinds):
         x = torch.randn(rows + 2) * 5
         found, zeros, given = cast(x, kind)
         assert found.dtype == zeros.dtype == kind and given is kind
