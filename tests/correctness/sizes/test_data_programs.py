@@ -62,7 +62,7 @@ def attended(x: Any, m: Any) -> Any:
 
 
 def normalised(x: Any, m: Any) -> Any:
-    return F.layer_norm(x[m] @ x[:4], (4,)).sum(0), torch.cat([x[m], x, x[~m]])
+    return F.layer_norm(x[m] @ x[:4], (4,), eps=1.0).sum(0), torch.cat([x[m], x, x[~m]])
 
 
 def selected(x: Any, m: Any) -> Any:
