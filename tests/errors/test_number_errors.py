@@ -173,3 +173,41 @@ def test_numbers_of_data_in_one_way_of_a_branch(name: str, inside: bool) -> None
             mine, theirs = outcome(compiled, given), outcome(program, given)
             torch.testing.assert_close(mine, theirs) if isinstance(theirs, Tensor) else None
             assert isinstance(theirs, Tensor) or mine == theirs
+
+
+FILLED: dict[str, Callable[[Tensor, float], Any]] = {
+    "full": lambda x, v: torch.full(x.shape, v, dtype=x.dtype),
+    "full_like": torch.full_like,
+    "new_full": lambda x, v: x.new_full(x.shape, v),
+    "fill_": lambda x, v: x.clone().fill_(v),
+    "index_fill": lambda x, v: x.index_fill(0, torch.arange(x.numel()), v),
+    "masked_fill": lambda x, v: x.masked_fill(x > 0, v),
+    "clamp": lambda x, v: x.clamp(-1, v),
+    "clamp_min": lambda x, v: x.clamp_min(v),
+    "where": lambda x, v: torch.where(x > 0, x, v),
+    "scatter": lambda x, v: x.scatter(0, torch.zeros(x.shape, dtype=torch.int64), v),
+    "pad": lambda x, v: F.pad(x, (1, 1), value=v),
+    "hardtanh": lambda x, v: F.hardtanh(x, -1.0, v),
+    "threshold": lambda x, v: F.threshold(x, 0.1, v),
+}
+
+
+@pytest.mark.parametrize("place", ["constant", "argument", "data"])
+@pytest.mark.parametrize("name", FILLED)
+def test_numbers_that_a_type_of_floats_does_not_have(name: str, place: str) -> None:
+    """Eager refuses them, but not all, nor for every count of elements; infinity is in each type."""
+    for dtype in random.sample([torch.float16, torch.bfloat16, torch.float32, torch.complex64], 2):
+        bolide.reset()
+        large = random.choice([7e4, 1e39]) * random.choice([1, -1])
+
+        def program(x: Tensor, v: Any, large: float = large) -> Any:
+            v = large if place == "constant" else v.item() if place == "data" else v
+            return FILLED[name](x, v)
+
+        compiled = bolide.compile(program, dynamic=True if place == "argument" else None)
+        for value in (0.5, *random.sample([large, 1.5, float("inf"), large], 3)):
+            x = torch.ones(random.choice([0, 1, 2, 3])).to(dtype)
+            v = torch.tensor(value, dtype=double) if place == "data" else value
+            mine, theirs = outcome(compiled, (x, v)), outcome(program, (x, v))
+            assert isinstance(theirs, Tensor) or mine == theirs, (dtype, value, len(x))
+            torch.testing.assert_close(mine, theirs, equal_nan=True) if isinstance(theirs, Tensor) else None

@@ -404,7 +404,8 @@ def of_numbers(vm: Machine, values: Any, dtype: torch.dtype | None, device: Any)
 
 def _fits(vm: Machine, leaf: Any, dtype: torch.dtype) -> bool:
     """Whether a number made of sizes is one of this dtype; torch raises for others."""
-    if type(leaf) is TracedFloat and not has_number(vm.trace, leaf, dtype):
+    is_float = dtype.is_floating_point or dtype.is_complex
+    if type(leaf) is TracedFloat and not is_float and not has_number(vm.trace, leaf, dtype):
         with torch._C._DisableTorchDispatch():
             torch.tensor(float(leaf), dtype=dtype)  # raises
     if type(leaf) is not torch.SymInt or dtype.is_complex or dtype is torch.bool or data.is_computed(vm.trace, leaf):

@@ -36,39 +36,53 @@ def dtype_and_device(options: dict[str, Any], like: TensorMeta | None = None) ->
 _FILLING = {
     "scalar_tensor": (0,),
     **dict.fromkeys(("full", "full_like", "fill", "fill_", "clamp_min", "clamp_max"), (1,)),
-    **dict.fromkeys(("clamp", "clamp_"), (1, 2)),
+    **dict.fromkeys(("clamp", "clamp_", "hardtanh", "hardtanh_", "threshold", "threshold_"), (1, 2)),
     **dict.fromkeys(("new_full", "masked_fill", "masked_fill_", "constant_pad_nd"), (2,)),
     **dict.fromkeys(("index_fill", "index_fill_", "scatter", "scatter_"), (3,)),
 }
+_WHOLE = frozenset({"scalar_tensor", "full", "full_like", "fill", "fill_", "new_full"})  # these fill all of it
 
 
 def refuse_overflow(trace: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise what eager does where a number is put into a tensor whose type does not have it."""
-    places = _FILLING.get(getattr(func, "_opname", ""))  # operators of higher order have none
+    name = getattr(func, "_opname", "")  # operators of higher order have none
+    places = _FILLING.get(name)
     if places is None or func.namespace != "aten":
         return
-    is_scalar, like = func._opname == "scalar_tensor", args[0]
     for value in (*[args[place] for place in places if place < len(args)], *kwargs.values()):
         if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) or isinstance(value, bool):
             continue
         own = number_dtype(value)
-        dtype: torch.dtype = torch.get_default_dtype() if is_scalar else getattr(like, "dtype", own)
+        dtype: torch.dtype = torch.get_default_dtype() if name == "scalar_tensor" else getattr(args[0], "dtype", own)
         dtype = kwargs.get("dtype") or dtype
-        widens = func._opname.startswith("clamp") and own.is_floating_point
-        if not widens and not has_number(trace, value, dtype):
+        if name.startswith("clamp") and own.is_floating_point and not (dtype.is_floating_point or dtype.is_complex):
+            dtype = own
+        if not has_number(trace, value, dtype) and not _is_taken(name, dtype, args, kwargs):
             with torch._C._DisableTorchDispatch():
-                torch.full((), float(value) if own.is_floating_point else int(value), dtype=dtype)
+                torch.full((2,), float(value) if own.is_floating_point else int(value), dtype=dtype)
+
+
+def _is_taken(name: str, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether eager takes a number that the type does not have: it puts infinity into one element of 16 bits on a CPU,
+    and scatters to no places."""
+    if name not in _WHOLE:
+        return name.startswith("scatter") and args[2].numel() == 0
+    device = str(kwargs.get("device") or getattr(args[0], "device", "cpu"))
+    shape = () if name == "scalar_tensor" else args[1] if name == "new_full" else getattr(args[0], "shape", args[0])
+    return dtype in (torch.float16, torch.bfloat16) and device.startswith("cpu") and math.prod(shape) == 1
 
 
 def has_number(trace: Recorder, value: float | torch.SymInt | torch.SymFloat, dtype: torch.dtype) -> bool:
-    """Whether a type of integers has a number, which may be cut; that is guarded of one from outside, and checked of
-    data. (Of other types nearly all numbers are some.)"""
-    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+    """Whether a type has a number, which may be cut; that is guarded of one from outside, and checked of data. (What is
+    not finite most types of floats have.)"""
+    if dtype is torch.bool:
         return True
-    limits = torch.iinfo(dtype)
+    is_whole = not (dtype.is_floating_point or dtype.is_complex)
+    limits = torch.iinfo(dtype) if is_whole else torch.finfo(dtype)
     if type(value) is torch.SymInt:
         env, expr = trace.shapes, value.node.expr
-        conditions = [expr.ge(limits.min), expr.le(limits.max)] if limits.bits < 64 else []
+        least, most = int(limits.min), int(limits.max)
+        conditions = [expr.ge(least), expr.le(most)] if most < torch.iinfo(torch.int64).max else []
         if not env.is_data(expr):
             return all(map(env.holds, conditions))
         for condition in conditions:
@@ -77,11 +91,23 @@ def has_number(trace: Recorder, value: float | torch.SymInt | torch.SymFloat, dt
         return True
     number = scalars.of(value) if isinstance(value, torch.SymFloat) else value
     if isinstance(number, scalars.TracedFloat) and number.hint is None:
-        with torch._C._DisableAutocast():
-            given = number.tensor
-            data.check_tensor(given._trace, (given >= limits.min) & (given <= limits.max))
+        if is_whole or not _fits(number.tensor.node, limits.max):
+            with torch._C._DisableAutocast():
+                given = number.tensor
+                within = (given >= limits.min) & (given <= limits.max)
+                data.check_tensor(given._trace, within if is_whole else within | ~given.isfinite())
         return True
     return bool(number >= limits.min) and bool(number <= limits.max)
+
+
+def _fits(node: Node, most: float) -> bool:
+    """Whether a number is read from a tensor of a type that has nothing above `most`."""
+    while node.target in (aten._to_copy.default, aten.reshape.default, aten.view.default, aten.clone.default):
+        node = node.args[0]  # type: ignore[assignment]
+        dtype = node.meta["val"].dtype
+        if dtype.is_floating_point and torch.finfo(dtype).max <= most:
+            return True
+    return False
 
 
 def refuse_negative(shape: Iterable[int | torch.SymInt], make: Callable[[list[int]], Tensor] = torch.empty) -> None:
