@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from bolide.symbolic import Expr
 from bolide.tracing.meta import found_in
 from bolide.tracing.numbers import data, forms, scalars
-from bolide.tracing.operations import HANDLERS, factories, generators, kinds, primitives
+from bolide.tracing.operations import HANDLERS, factories, generators, kinds, primitives, writes
 from bolide.tracing.operations.registry import Handler
 from bolide.tracing.recording.recorder import Recorder
 from bolide.tracing.tensor import TracedTensor
@@ -32,6 +32,8 @@ class Trace(Recorder):
         if (device := kwargs.get("device")) is not None and device.type == "cuda" and device.index is None:
             kwargs = {**kwargs, "device": torch.device("cuda", torch.cuda.current_device())}
         factories.refuse_overflow(self, func, args, kwargs)
+        if self.derivation.running:
+            writes.refuse_slope(func, args)
         if self.shapes.has_floats and (result := forms.with_tensors(self, func, args, kwargs)) is not NotImplemented:
             return result
         if (generator := generators.find(args, kwargs)) is not None:

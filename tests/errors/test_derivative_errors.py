@@ -225,3 +225,42 @@ def test_layouts_that_derivatives_refuse(name: str) -> None:
             else:
                 torch.testing.assert_close(found[1], wanted[1])
                 assert found[1].stride() == wanted[1].stride()
+
+
+IN_PLACE: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "leaky_relu": torch.nn.functional.leaky_relu_,
+    "elu": torch.nn.functional.elu_,
+    "celu": torch.nn.functional.celu_,
+}
+
+
+@pytest.mark.parametrize("place", ["constant", "argument", "data"])
+@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.filterwarnings("ignore:.*BR0503")
+def test_slopes_of_which_a_result_does_not_tell_its_input(name: str, place: str) -> None:
+    """The forward takes them, the backward does not: whether they are known, change, or are data."""
+    constant = random.choice([-0.3, 0.3])
+
+    def program(x: Tensor, slope: Any) -> Tensor:
+        slope = constant if place == "constant" else slope.item() if place == "data" else slope
+        return IN_PLACE[name](x * 2, slope)
+
+    def outcome(run: Callable[..., Tensor], x: Tensor, slope: Any) -> tuple[Tensor, Any]:
+        result, x.grad = run(x, slope), None
+        try:
+            result.sum().backward()
+        except RuntimeError as error:
+            return result, str(error)
+        return result, x.grad
+
+    compiled = bolide.compile(program, dynamic=True if place == "argument" else None)
+    for value in random.sample([-0.7, -0.2, 0.2, 0.7, float("nan")], 4):
+        x = torch.randn(random.randint(2, 9), requires_grad=True)
+        slope = torch.tensor(value) if place == "data" else value
+        found, wanted = outcome(compiled, x, slope), outcome(program, x, slope)
+        torch.testing.assert_close(found[0], wanted[0], equal_nan=True, rtol=1e-4, atol=1e-5)
+        assert isinstance(found[1], str) == isinstance(wanted[1], str), (value, found, wanted)
+        if isinstance(wanted[1], str):
+            assert found[1] == wanted[1]
+        else:
+            torch.testing.assert_close(found[1], wanted[1], equal_nan=True, rtol=1e-4, atol=1e-5)

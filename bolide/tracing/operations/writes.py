@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing.graph import mapped, operator
 from bolide.tracing.meta import TensorMeta, found_in, meta_of
+from bolide.tracing.numbers import data, scalars
 from bolide.tracing.operations.registry import handler
 from bolide.tracing.recording.recorder import Recorder
 from bolide.tracing.rng import held_by
@@ -26,6 +27,25 @@ from bolide.tracing.rules.common import crosses, laid_out_like, repeats
 from bolide.tracing.rules.kernels import Placed
 from bolide.tracing.rules.registry import metas_of, rule
 from bolide.tracing.tensor import TracedTensor
+
+#: derivatives of activations, which may be in place: where their slope is, and whether they are given the result
+_OF_RESULTS = {"leaky_relu_backward": (2, 3), "elu_backward": (1, 4)}
+
+
+def refuse_slope(func: OpOverload, args: tuple[float | torch.SymFloat | Tensor, ...]) -> None:
+    """Raise what eager does where the result of an activation in place does not tell the sign of what it was given:
+    that asks for a slope that is not negative. Where the slope is data, it is checked."""
+    place, is_result = _OF_RESULTS.get(getattr(func, "_opname", ""), (0, 0))
+    if not is_result or not args[is_result]:
+        return
+    given = args[place]
+    slope = scalars.of(given) if isinstance(given, torch.SymFloat) else given
+    if isinstance(slope, scalars.TracedFloat) and slope.hint is None:
+        data.check_tensor(slope.tensor._trace, slope.tensor >= 0)
+    elif not slope >= 0:
+        numbers = [arg if isinstance(arg, (Tensor, bool)) else float(arg) for arg in args]
+        with torch._C._DisableTorchDispatch():
+            func(*[torch.ones(()) if isinstance(arg, Tensor) else arg for arg in numbers])
 
 
 def refuse_overlaps(
