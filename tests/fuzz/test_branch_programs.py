@@ -42,10 +42,14 @@ class Writer:
         self.line(0, "def program(x, w, v, state):")
         self.line(1, "a, b, c, n, m, flag = x * 1.5, x @ w, x.sin(), 2, 0.75, False")
         self.line(1, "kept, table, box = [a, b], {'p': c}, Box(x * v)")
+        self.line(
+            1, self.pick("s = a.detach().sin()", "s = a.detach()", "s = x.detach() + 1; s = s.view(-1).view(x.shape)")
+        )
+        self.line(1, self.pick("r = s[0]", "r = s.sum(0)"))
         if self.plain:
             self.branch(1, 3)
         self.block(1, 3, self.chance.randint(3, 6))
-        self.line(1, "return a, b, c, n, m, flag, kept, table['p'], box.value")
+        self.line(1, "return a, b, c, n, m, flag, kept, table['p'], box.value, s, r")
         return "\n".join(self.lines)
 
     def line(self, depth: int, text: str) -> None:
@@ -62,7 +66,8 @@ class Writer:
         return self.pick(
             f"{one} * {other}", f"({one} @ w).tanh()", f"{one}.sin() + n", f"{one} * v", f"{one}.clamp(-0.5, 0.5)",
             f"{one} + {other}.mean()", f"{one}.detach() * {other}", f"torch.where({one} > 0, {one}, {other})",
-            f"{one}.tanh() / 2", f"helper({one}, w)", f"{one} * 0.5", one, f"apart({one}) * {other}",
+            f"{one}.tanh() / 2", f"helper({one}, w)", f"{one} * 0.5", one, f"{one} * s",
+            f"{one} + r", f"apart({one}) * {other}",
             f"({one} * {other}).detach() + {one}", f"{one} * m - n / 4", f"{one} * (m if flag else n)",
         )  # fmt: skip
 
@@ -106,6 +111,9 @@ class Writer:
 
     def step(self, depth: int) -> None:
         """No other variable gets a gradient by it."""
+        if self.chance.random() < 0.2:
+            self.line(depth, self.write())
+            return
         if self.chance.random() < 0.3:
             self.line(depth, self.number())
             return
@@ -122,6 +130,16 @@ class Writer:
             "m = n / 8", "n = int(m * 4)", f"n = ({self.tensor()} > 0.1).sum().item()", "m = m + n / (n * n + 1)",
         )  # fmt: skip
 
+    def write(self) -> str:
+        """To a tensor that no gradient goes through."""
+        other = f"{self.tensor()}.detach()"
+        return self.pick(
+            f"s.add_({other})", f"s[0] += {other}[1]", "s = s.mul_(0.5)", f"s[:, 1:3].sub_({other}[:, 1:3])", "s += r",
+            f"s[s > 0.2] = {other}.mean()", f"s.index_add_(0, torch.tensor([1, 0]), {other}[:2])", "r.mul_(0.5)",
+            f"state.best += {other}.mean()", "s.clamp_(-1, n)", "s, r = s + 1, s[1]", f"torch.sin({other}, out=s)",
+            f"with torch.no_grad(): a.add_({other})",
+        )  # fmt: skip
+
     def effect(self, depth: int) -> None:
         one, value = self.pick("a", "b", "c"), self.value()
         self.line(
@@ -132,7 +150,8 @@ class Writer:
                 f"{one} = {one} * 1; {one}.add_({self.chance.randint(1, 3)})", f"state.best = ({value}).detach().sum()",
                 self.number(), self.number(), f"kept.append({value})", f"{one} = {one}.view(-1).view(x.shape)",
                 f"{one} = {value} if {self.condition()} else {self.value()}", f"return {value}, {one}",
-                "table = dict(table)", "box = Box(box.value)", f"with torch.no_grad(): c = ({value}).detach()",
+                self.write(), self.write(), "table = dict(table)", "box = Box(box.value)",
+                f"with torch.no_grad(): c = ({value}).detach()",
                 f"with torch.no_grad(): c = {value} * 2", f"c = {one} * c.detach()",
             ),
         )  # fmt: skip

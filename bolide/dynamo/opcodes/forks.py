@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -162,7 +162,9 @@ def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
         code.bound, vm.base = bound, base
     if len(errors) != len(frame.exceptions) or any(a is not b for a, b in zip(errors, frame.exceptions)):
         raise vm.unsupported("a way of a branch handles an exception", "control_flow")
-    part.check()
+    part.check(writes=True)
+    if torch.is_grad_enabled() and any(outer.requires_grad for outer in part.written()):
+        raise vm.unsupported("a way of a branch writes to a tensor that requires grad", "control_flow")
     end = Start(list(frame.stack), list(frame.locals))
     for old, new in zip(beginning.locals, end.locals):
         if old is not new and old is not MISSING and is_finalised(old):
@@ -261,11 +263,19 @@ class _Merge:
         vm, pred, pairs = self.vm, self.pred, list(self.pairs.values())
         self.merged = {}
         self.results = {}
-        if pairs or self.numbers:
+        written = list({id(outer): outer for way in self.ways for outer in way.part.written()}.values())
+        if pairs or self.numbers or written:
             vm.world.trace.functional_only = "control flow depends on data"
-        if pairs:
-            ways = [(way.part, [way.part.adopt(pair[side]) for pair in pairs]) for side, way in enumerate(self.ways)]
+        if pairs or written:
+            parts = [way.part for way in self.ways]
+            ways = [
+                (part, [part.adopt(value) for value in (*[pair[side] for pair in pairs], *written)])
+                for side, part in enumerate(parts)
+            ]
+            self._check_written(written, ways)
             results = choose(vm.trace, pred, ways)
+            for outer, value in zip(written, results[len(pairs) :]):
+                vm.evaluate(torch.Tensor.copy_, [outer, value])
             for result, (tensor, _) in zip(results, pairs):
                 if result.requires_grad != tensor.requires_grad:
                     raise vm.unsupported("a way of a branch gives a tensor another history", "control_flow")
@@ -273,6 +283,17 @@ class _Merge:
         for key, (first, second) in self.numbers.items():
             number = self.results.get((id(first), id(second)))
             self.chosen[key] = _read(vm.trace, _chosen(pred, first, second) if number is None else number)
+
+    def _check_written(self, written: list[TracedTensor], ways: Sequence[tuple[Part, list[TracedTensor]]]) -> None:
+        """What either way writes to from outside is given its new value after them: so it has to be alone in its
+        memory."""
+        for outer in written:
+            if _is_special(outer) or any(part.is_shared(outer.group) for part, _ in ways):
+                raise self.vm.unsupported(
+                    "a way of a branch writes to memory that another tensor shares", "control_flow"
+                )
+            if not is_dense(outer.meta.shape, outer.meta.stride):
+                raise self.vm.unsupported("a way of a branch writes to a tensor with gaps", "control_flow")
 
     def same_key(self, a: object, b: object) -> None:
         if not (a is b or (type(a) is type(b) and type(a) in CONSTANT_TYPES and same_constant(a, b))):

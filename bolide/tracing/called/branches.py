@@ -60,7 +60,10 @@ class Part(Trace):
 
     def dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         own = tuple([self.adopt(arg) for arg in args])
-        return super().dispatch(func, own, {key: self.adopt(value) for key, value in kwargs.items()})
+        result = super().dispatch(func, own, {key: self.adopt(value) for key, value in kwargs.items()})
+        if not func._schema.is_mutable or type(result) is not TracedTensor:
+            return result
+        return next((outer for outer in self.operands if self._adopted[id(outer)] is result), result)
 
     def adopt(self, value: Any) -> Any:
         """A value of the outer trace, as it is seen here."""
@@ -126,6 +129,21 @@ class Part(Trace):
         """Whether a tensor, and what is in its storage, was made here."""
         return tensor._trace is self and (self.origin(tensor.group) is tensor.group or tensor.group.version > 0)
 
+    def check_writable(self, group: AliasGroup) -> None:
+        """Nor where it cannot write to the outer one that a storage stands for."""
+        super().check_writable(group)
+        origin = self.origin(group)
+        if origin is group:
+            return
+        super().check_writable(origin)
+        if torch.is_grad_enabled() and any(outer.requires_grad for outer in self.operands if outer.group is origin):
+            reason = "a branch that depends on data writes to a tensor from outside that requires grad"
+            raise Unsupported(reason, self.where, kind="control_flow")
+
+    def is_shared(self, group: AliasGroup) -> bool:
+        """Whether several operands are in a storage: what is written to one is not seen through another."""
+        return sum(operand.group is group for operand in self.operands) > 1
+
     def written(self) -> list[TracedTensor]:
         """The outer tensors that are written to here."""
         return [operand for operand in self.operands if self._adopted[id(operand)].group.version]
@@ -135,6 +153,10 @@ class Part(Trace):
         to what is outside of it."""
         if not writes and self.written():
             reason = "a branch that depends on data writes to a tensor from outside"
+            raise Unsupported(reason, self.where, kind="control_flow")
+        seen = [self._adopted[id(operand)] for operand in self.operands]
+        if any(tensor.chain or tensor.group.source != place for place, tensor in enumerate(seen)):
+            reason = "a branch that depends on data gives a tensor from outside another shape in place"
             raise Unsupported(reason, self.where, kind="control_flow")
         if self.draws():
             reason = "a branch that depends on data draws from a random generator, or changes one"

@@ -499,9 +499,8 @@ class Recorder(abc.ABC):
             known = self._cuts[node] = self.call(aten.detach.default, node)
         return known
 
-    def write(self, target: TracedTensor, value: Node) -> None:
-        """Give `target` a node's value as in-place operations do: through all views, in its dtype and strides."""
-        group = target.group
+    def check_writable(self, group: AliasGroup) -> None:
+        """Raises Unsupported where the graph cannot write to a storage."""
         if group.shared and self.listener.is_shared(group):
             reason = "a tensor is written that shares its memory with another one"
             raise Unsupported(reason, self.where, kind="tensor_write")
@@ -512,6 +511,11 @@ class Recorder(abc.ABC):
         if group.stale:
             reason = "a tensor is written that was given another shape in place after views were made of it"
             raise Unsupported(reason, self.where, kind="tensor_write")
+
+    def write(self, target: TracedTensor, value: Node) -> None:
+        """Give `target` a node's value as in-place operations do: through all views, in its dtype and strides."""
+        group = target.group
+        self.check_writable(group)
         if group.source is not None and overlaps(group.base.meta["val"]):
             reason = "an argument is written of which elements are one in memory"
             raise Unsupported(reason, self.where, "clone it", kind="tensor_write")

@@ -413,8 +413,8 @@ def a_list_that_grows(x: Tensor, w: Tensor) -> Any:
     return [y * 2 for y in found]
 
 
-@broken
-def an_input_that_is_written(x: Tensor, w: Tensor) -> Any:
+@whole
+def an_older_tensor_is_written(x: Tensor, w: Tensor) -> Any:
     c = x.detach().clone()
     if c.sum() > 0:
         c.add_(1)
