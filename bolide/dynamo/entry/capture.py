@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.autograd import forward_ad
 
 from bolide.dynamo.breaks.reified import exception_effects, generator_effects, unfinished_variables
 from bolide.dynamo.breaks.segments import Shape, are_held, flatten, is_building, is_local, refuse_halfway, unflatten
@@ -381,6 +382,8 @@ class _Attempt:
             changed = modes.own(modes.changed(before, modes.settings()), machine.modes.setters)
             if HELD_LOCKS.of(machine) or any(isinstance(manager, HOLDERS) for manager in machine.modes.entered):
                 raise Unsupported("a native context is entered before a break and left after it", kind="context")
+            if forward_ad._current_level >= 0:
+                raise Unsupported("a dual level is entered before a break and left after it", kind="context")
             if modes.stacks() != entered:
                 raise Unsupported("a mode is entered before a break and left after it", kind="context")
         return result, shape, changed
@@ -662,6 +665,8 @@ def _native_state(machine: Machine) -> Iterator[None]:
     finally:
         for manager in reversed(machine.modes.entered):
             manager.__exit__(None, None, None)
+        while forward_ad._current_level >= 0:  # the program has not come to its end
+            forward_ad.exit_dual_level()  # type: ignore[no-untyped-call]
         _torch._set_torch_function_state(asks)
         modes.leave_to(entered)
         modes.apply(modes.own(modes.changed(modes.settings(), before), machine.modes.setters))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import random
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import forward_ad, functional, grad
 from torch.func import functionalize, jacfwd, jacrev, jvp, vjp, vmap
 
@@ -186,3 +188,22 @@ def test_saved_tensors_are_unpacked_once_for_a_batch():
         y = bolide.compile(lambda x: x.sin() * x)(x)
     grad(y, x, torch.eye(3), is_grads_batched=True)
     assert len(unpacked) == 1
+
+
+@pytest.mark.parametrize("make", [lambda: torch.nn.LayerNorm(6), lambda: torch.nn.GroupNorm(2, 6)])
+def test_breaks_inside_of_a_dual_level(make: Callable[[], torch.nn.Module]) -> None:
+    """The derivatives of these ask for the values of sizes: the break is in front of the level, which is left."""
+    module = make()
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = x * 2
+        with forward_ad.dual_level():
+            result = module(forward_ad.make_dual(scaled, x.sin()))
+            primal, tangent = forward_ad.unpack_dual(result)
+            return primal, tangent
+
+    compiled = bolide.compile(program)
+    for size in random.sample(range(3, 40), 5):
+        x = torch.randn(size, 6)
+        torch.testing.assert_close(compiled(x), program(x))
+        assert forward_ad._current_level < 0
