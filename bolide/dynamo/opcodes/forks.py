@@ -163,13 +163,23 @@ def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
     if len(errors) != len(frame.exceptions) or any(a is not b for a, b in zip(errors, frame.exceptions)):
         raise vm.unsupported("a way of a branch handles an exception", "control_flow")
     part.check(writes=True)
-    if torch.is_grad_enabled() and any(outer.requires_grad for outer in part.written()):
-        raise vm.unsupported("a way of a branch writes to a tensor that requires grad", "control_flow")
+    if torch.is_grad_enabled():
+        _check_histories(vm, part)
     end = Start(list(frame.stack), list(frame.locals))
     for old, new in zip(beginning.locals, end.locals):
         if old is not new and old is not MISSING and is_finalised(old):
             raise vm.unsupported("a way of a branch drops an object whose end can be seen", "control_flow")
     return Way(part, beginning, end, before.changed(), before.writes())
+
+
+def _check_histories(vm: Machine, part: Part) -> None:
+    """Autograd counts the writes to what it has saved, and a write after the branch counts for either way: none is
+    made to what it may have saved."""
+    written = part.written()
+    if written and vm.world.trace.differentiates:
+        raise vm.unsupported("a way of a branch writes to a tensor, where gradients are on", "control_flow")
+    if any(outer.requires_grad or part.input_of(part.adopt(outer).group) is not None for outer in written):
+        raise vm.unsupported("a way of a branch writes to an argument, where gradients are on", "control_flow")
 
 
 def _stopping(frame: Frame, handler: Callable[..., Any], meets: bool) -> Callable[..., Any]:

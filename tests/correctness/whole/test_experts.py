@@ -184,7 +184,8 @@ def test_what_branches_write_to(fn: Callable[..., Any], dynamic: bool | None) ->
             assert [each is mine for each in found] == [each is theirs for each in wanted]
             for one, other in zip([*found, mine], [*wanted, theirs], strict=True):
                 assert torch.allclose(one, other, atol=1e-6) if isinstance(one, Tensor) else one == other
-    whole = not bolide.explain(fn)(torch.randn(4, 4)).breaks
+    with torch.no_grad():
+        whole = not bolide.explain(fn)(torch.randn(4, 4)).breaks
     assert whole is PROGRAMS[fn]
 
 
@@ -204,3 +205,33 @@ def test_a_write_to_what_requires_grad_is_a_break() -> None:
         results = compiled(x), fn(x)
         torch.testing.assert_close(*results)
         torch.testing.assert_close(*[torch.autograd.grad(result.sum(), x) for result in results])
+
+
+def test_a_way_that_writes_nothing_leaves_what_autograd_has_saved() -> None:
+    def given(x: Tensor, s: Tensor) -> Tensor:
+        if x.sum() > 0:
+            s.mul_(2)
+        return s * 3
+
+    def made(x: Tensor, s: Tensor) -> Tensor:
+        t = s.sin()
+        y = x * t
+        if x.sum() > 0:
+            t.mul_(2)
+        return y + t
+
+    for fn in (given, made):
+        compiled = bolide.compile(fn)
+        for sign in (1, -1, -1, 1, -1):
+            x, s = (torch.rand(3) * sign).requires_grad_(), torch.rand(3)
+            gradients = []
+            for f in (compiled, fn):
+                own = s.clone()
+                try:
+                    (gradient,) = torch.autograd.grad((x * own + f(x, own)).sum(), x)
+                except RuntimeError:
+                    gradient = None
+                gradients.append(gradient)
+            assert (gradients[1] is None) == (sign > 0)
+            if sign < 0:
+                torch.testing.assert_close(*gradients)
