@@ -11,10 +11,11 @@ import torch.fx
 from torch._ops import OpOverload
 
 from bolide.symbolic import Cond, Expr, Size, as_expr, contiguous_strides
-from bolide.tracing.meta import TensorMeta
+from bolide.tracing.meta import DataDependent, TensorMeta
 from bolide.tracing.numbers import data
 from bolide.tracing.recording.recorder import Recorder
 from bolide.tracing.rules.common import row_major
+from bolide.tracing.rules.registry import told_by_fake
 from bolide.tracing.tensor import TracedTensor
 
 aten = torch.ops.aten
@@ -25,28 +26,56 @@ SizedRule = Callable[..., Sized]
 
 
 def sized_by_data(trace: Recorder, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation of `SIZED`, recorded."""
+    """An operation of `SIZED`, or one whose fake says which sizes are data, recorded."""
     nodes = tuple([trace.unwrap(arg) for arg in args])
     options = {key: trace.unwrap(value) for key, value in kwargs.items()}
 
     def make() -> list[torch.fx.Node]:
         given = [arg.meta if arg.__class__ is TracedTensor else arg for arg in args]
-        named = {argument.name: value for argument, value in zip(func._schema.arguments, given)} | kwargs
-        symbol = data.new_symbol(trace, 0)
-        metas, facts = SIZED[func._name](symbol, **named)
+        metas, symbols, facts = _told(trace, func, given, kwargs)
         node = trace.graph.create_node("call_function", func, nodes, options)
         node.meta["val"], node.meta["where"] = metas[0] if len(metas) == 1 else tuple(metas), trace.where
         results = [node]
         if len(metas) > 1:
             results = [trace.element(node, place, meta) for place, meta in enumerate(metas)]
-        place = next(dim for dim, extent in enumerate(metas[0].shape) if extent is symbol)
-        data.bind(trace, symbol, aten.sym_size.int, results[0], place)
+        for symbol in symbols:
+            place = _place_of(symbol, metas)
+            assert place is not None
+            data.bind(trace, symbol, aten.sym_size.int, results[place[0]], place[1])
         for fact in facts:
             trace.shapes.facts.add(fact)
         return results
 
     results = [trace.wrap(result) for result in data.once(trace, (func, *nodes, *options.items()), make)]
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _told(
+    trace: Recorder, func: OpOverload, given: list[object], kwargs: dict[str, object]
+) -> tuple[list[TensorMeta], list[torch.SymInt], list[Cond]]:
+    """The metas of the results, the new sizes in them, and what is known of these."""
+
+    def new_size() -> torch.SymInt:
+        return data.new_symbol(trace, 0)
+
+    told = SIZED.get(func._name)
+    if told is not None:
+        named = {argument.name: value for argument, value in zip(func._schema.arguments, given)} | kwargs
+        symbol = new_size()
+        metas, facts = told(symbol, **named)
+        return metas, [symbol], facts
+    answer, symbols = told_by_fake(func, given, kwargs, trace.shapes, new_size)
+    results = [answer] if isinstance(answer, TensorMeta) or not isinstance(answer, tuple) else list(answer)
+    metas = [result for result in results if isinstance(result, TensorMeta)]
+    if len(metas) < len(results) or any(_place_of(symbol, metas) is None for symbol in symbols):
+        raise DataDependent(str(func), trace.where, "data_shape")
+    return metas, symbols, []
+
+
+def _place_of(symbol: torch.SymInt, metas: list[TensorMeta]) -> tuple[int, int] | None:
+    """A result, and a dimension of it, that a symbol is the size of."""
+    places = ((which, dim) for which, meta in enumerate(metas) for dim in range(meta.ndim))
+    return next((place for place in places if metas[place[0]].shape[place[1]] is symbol), None)
 
 
 def _at_most(size: torch.SymInt, most: Size) -> list[Cond]:

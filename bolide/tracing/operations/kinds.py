@@ -19,11 +19,11 @@ from torch._higher_order_ops.out_dtype import out_dtype_dense
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from bolide.support.errors import Unsupported
+from bolide.support.errors import Unsupported, forgive
 from bolide.symbolic import Size, contiguous_strides, product, same_sizes
 from bolide.tracing.graph import operator
-from bolide.tracing.meta import TensorMeta, number_dtype
-from bolide.tracing.numbers.sizes import SIZED
+from bolide.tracing.meta import DataDependent, TensorMeta, number_dtype
+from bolide.tracing.numbers.sizes import SIZED, sized_by_data
 from bolide.tracing.operations.factories import full, refuse_of_input
 from bolide.tracing.operations.questions import data_dependent
 from bolide.tracing.operations.registry import HANDLERS, NAMED, Handler, handler
@@ -138,8 +138,15 @@ _NUMBERS = frozenset({bool, int, float, complex, torch.SymInt})
 def functional(trace: Recorder, func: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
     """The handler of operations that neither write nor are views."""
     unwrap = trace.unwrap
-    nodes = [unwrap(arg) for arg in _with_tensor_first(trace, func, args)]
-    return trace.wrap(trace.call(func, *nodes, **{key: unwrap(arg) for key, arg in kwargs.items()}))
+    args = _with_tensor_first(trace, func, args)
+    nodes = [unwrap(arg) for arg in args]
+    try:
+        return trace.wrap(trace.call(func, *nodes, **{key: unwrap(arg) for key, arg in kwargs.items()}))
+    except DataDependent as error:  # as its fake says
+        if trace.captures_sizes is False:
+            raise
+        forgive(error)
+    return sized_by_data(trace, func, args, kwargs)
 
 
 def _with_tensor_first(trace: Recorder, func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:

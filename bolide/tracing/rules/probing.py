@@ -56,7 +56,7 @@ def by_probes(ask: Ask, elsewhere: Ask, args: Any, kwargs: Any) -> Any:
     strides = list(_sizes([*args, *kwargs.values()], ("shape", "stride")))
     symbolic = [size for size in strides if type(size) is torch.SymInt]
     if not symbolic:  # only the places where views begin
-        return ask(_valued(args, {}), _valued(kwargs, {}))
+        return ask(valued(args, {}), valued(kwargs, {}))
     env: ShapeEnv = symbolic[0].node.env
     variables = {name: v for size in symbolic for name, v in size.node.expr.variables().items()}
     names = sorted(variables)
@@ -64,7 +64,7 @@ def by_probes(ask: Ask, elsewhere: Ask, args: Any, kwargs: Any) -> Any:
         return None
     now: Values = {name: env.hints[name] for name in names}
     try:
-        first = ask(_valued(args, now), _valued(kwargs, now))
+        first = ask(valued(args, now), valued(kwargs, now))
     except Exception:
         note_sizes(args, kwargs)
         raise
@@ -77,7 +77,7 @@ def by_probes(ask: Ask, elsewhere: Ask, args: Any, kwargs: Any) -> Any:
         if any(type(size) is torch.SymInt and _of(size, values) < 1 for size in sizes):
             return None
         try:
-            return elsewhere(_valued(args, values), _valued(kwargs, values))
+            return elsewhere(valued(args, values), valued(kwargs, values))
         except Exception:
             return None
 
@@ -209,12 +209,12 @@ def _of(size: Any, values: Values) -> int:
     return size if type(size) is int else as_expr(size).evaluate(values)
 
 
-def _valued(value: Any, values: Values) -> Any:
+def valued(value: Any, values: Values) -> Any:
     """Arguments with numbers for symbols. Results do not depend on where in its memory a view begins."""
 
     def known(arg: Any) -> Any:
         if arg.__class__ is TensorMeta:
-            return TensorMeta(_valued(arg.shape, values), _valued(arg.stride, values), 0, *arg[3:])
+            return TensorMeta(valued(arg.shape, values), valued(arg.stride, values), 0, *arg[3:])
         return _of(arg, values) if arg.__class__ is torch.SymInt else arg
 
     return mapped(value, known)

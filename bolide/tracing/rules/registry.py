@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -25,10 +26,11 @@ from bolide.tracing.graph import Handle, mapped
 from bolide.tracing.isolation import keep_dynamo_out_of_meta_kernels
 from bolide.tracing.meta import DataDependent, TensorMeta, found_in
 from bolide.tracing.rules import kernels
-from bolide.tracing.rules.probing import by_probes, note_sizes
+from bolide.tracing.rules.probing import by_probes, note_sizes, valued
 
 RULES: dict[str, Callable[..., Any]] = {}  # by the name of the overload: looking up 300 overloads costs 10 ms
 _MEMO_LIMIT = 1 << 14
+_SOME = 5  # a size
 _memo: dict[Any, Any] = {}
 
 
@@ -233,7 +235,7 @@ def _ask(func: Any, args: Any, kwargs: Any) -> Any:
         raise RuntimeError(f"sizes that {func} does not check do not fit one another")
     tensors = found_in([args, kwargs], TensorMeta)
     may_do_more = func.namespace not in _LIBRARIES or func._opname in kernels.TRUSTING  # a collective, or the user's
-    may_do_more |= _is_told_in_python(func)
+    may_do_more |= _fake_of(func) is not None
     if may_do_more or not all(meta.device.type == "cpu" for meta in tensors):
         return by_meta_kernel(func, args, kwargs)
     if not all(meta.is_small(1 << 14) for meta in tensors):
@@ -288,15 +290,55 @@ def _of_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
         try:
             result = func(*_on(args, "meta"), **_on(kwargs, "meta"))
         except RuntimeError as error:
-            if "get_ctx()" in str(error) and _is_told_in_python(func):  # it has asked for a size that is data
+            if "get_ctx()" in str(error) and _fake_of(func) is not None:  # it has asked for a size that is data
                 raise DataDependent(str(func), None, "data_shape") from error
             raise
         return _metas(result, _device(args, kwargs))
 
 
-def _is_told_in_python(func: torch._ops.OpOverload) -> bool:
-    """Whether a function that was registered as fake says what an operation gives."""
-    return torch._library.simple_registry.singleton.find(func._name.partition(".")[0]).fake_impl.kernel is not None
+def _fake_of(func: OpOverload) -> Callable[..., object] | None:
+    """The function that was registered as fake to say what an operation gives."""
+    entry = torch._library.simple_registry.singleton.find(func._name.partition(".")[0])
+    fake: Callable[..., object] | None = entry.fake_impl.kernel
+    return fake
+
+
+class _Sizes:
+    """The context of a fake, which asks it for sizes that are data: these ones, in order."""
+
+    def __init__(self, sizes: Iterable[int]) -> None:
+        self.sizes, self.asked = iter(sizes), 0
+
+    def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> int:
+        self.asked += 1
+        return next(self.sizes)
+
+    create_unbacked_symint = new_dynamic_size
+
+
+def told_by_fake(
+    func: OpOverload,
+    args: Sequence[object],
+    kwargs: dict[str, object],
+    shapes: ShapeEnv,
+    new_size: Callable[[], torch.SymInt],
+) -> tuple[object, list[torch.SymInt]]:
+    """The metas of the results (None where they cannot be told), and the sizes that are data in them. What a fake says
+    of the bounds of these is not relied on: it often leaves out that there may be none."""
+    fake = _fake_of(func)
+    assert fake is not None
+
+    def ask(args: Sequence[object], kwargs: dict[str, object], context: _Sizes) -> object:
+        with _unrecorded(), torch._library.fake_impl.set_ctx_getter(lambda: context):
+            return _metas(fake(*_on(args, "meta"), **_on(kwargs, "meta")), _device(args, kwargs))
+
+    def answer(given: Sequence[object], kwargs: dict[str, object]) -> object:
+        return ask(given[:-1], kwargs, _Sizes(cast(Sequence[int], given[-1])))
+
+    counting = _Sizes(itertools.repeat(_SOME))
+    ask(valued(args, shapes.hints), valued(kwargs, shapes.hints), counting)
+    sizes = [new_size() for _ in range(counting.asked)]
+    return by_probes(answer, answer, [*args, sizes], kwargs), sizes
 
 
 def by_real_kernel(func: Any, args: Any, kwargs: Any) -> Any:

@@ -270,24 +270,62 @@ def gradients(result: Tensor, x: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("space", ["bolide_kept", "torchvision"])
-def test_an_operation_whose_fake_says_that_a_size_is_data_is_a_break(space: str) -> None:
-    """Also of a library whose kernels are asked with zeros."""
+@pytest.mark.parametrize("symbols", [True, False])
+def test_sizes_that_a_fake_says_are_data_are_symbols(space: str, symbols: bool) -> None:
+    """Also of a library whose kernels are asked with zeros; of one or two results, among sizes that are known or not;
+    without symbols it is a break."""
     with torch.library._scoped_library(space, "FRAGMENT") as library:
         library.define("places(Tensor x) -> Tensor")
+        library.define("apart(Tensor x, Tensor y) -> (Tensor, Tensor, Tensor)")
         library.impl("places", lambda x: (x >= 0).nonzero()[:, 0], "CPU")
+        library.impl("apart", lambda x, y: (x[x >= 0], torch.cat([x[x < 0], y])[None], x + 1), "CPU")
 
-        def fake(x: torch.Tensor) -> torch.Tensor:
+        def fake(x: Tensor) -> Tensor:
             return x.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.long)
 
+        def fake_of_two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            new = torch.library.get_ctx().new_dynamic_size
+            return x.new_empty(new()), x.new_empty(1, new(min=2)), torch.empty_like(x)
+
         torch.library.register_fake(f"{space}::places", fake, lib=library)
+        torch.library.register_fake(f"{space}::apart", fake_of_two, lib=library)
+        ops = getattr(torch.ops, space)
 
-        def program(x: torch.Tensor) -> Any:
-            found = getattr(torch.ops, space).places(x * 2)
-            return x[found] * 2, found + 1
+        def program(x: Tensor) -> Any:
+            found = ops.places(x * 2)
+            left, right, more = ops.apart(x[found], x)
+            return x[found] * 2, found + 1, left + 1, right.flatten() * left.shape[0], more[: len(left)]
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", BolideWarning)
+        def run() -> None:
             compiled = bolide.compile(program)
             for n in (6, 9, 7, 20, 12):
                 x = torch.randn(n)
                 torch.testing.assert_close(compiled(x), program(x))
+            torch.testing.assert_close(compiled(-x.abs()), program(-x.abs()))
+
+        with config.patch(capture_dynamic_output_shape_ops=None if symbols else False), warnings.catch_warnings():
+            warnings.simplefilter("error", BolideWarning)
+            versions, breaks = segments_and_breaks(run)
+        assert (versions, breaks) == (2, []) if symbols else "data_shape" in breaks
+
+
+def test_a_fake_whose_sizes_no_result_has_is_a_break() -> None:
+    with torch.library._scoped_library("bolide_kept", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x[x > 0].repeat(2), "CPU")
+
+        def fake(x: Tensor) -> Tensor:
+            return x.new_empty(2 * torch.library.get_ctx().new_dynamic_size())
+
+        torch.library.register_fake("bolide_kept::twice", fake, lib=library)
+
+        def program(x: Tensor) -> Tensor:
+            return torch.ops.bolide_kept.twice(x * 2) + 1
+
+        def run() -> None:
+            compiled = bolide.compile(program)
+            for n in (6, 9, 7):
+                x = torch.randn(n)
+                torch.testing.assert_close(compiled(x), program(x))
+
+        assert set(segments_and_breaks(run)[1]) == {"data_shape"}
