@@ -329,7 +329,12 @@ def _batch_norm_backward(grad: TensorMeta, x: TensorMeta, weight: TensorMeta | N
 @rule("_native_batch_norm_legit.no_stats")
 def _batch_norm(x: TensorMeta, weight: TensorMeta | None, *_: object) -> tuple[TensorMeta, ...]:
     stats = row_major(x, (x.shape[1],), _statistics(x, weight))
-    return in_suggested_format(x), stats, stats
+    return _batch_normed(x), stats, stats
+
+
+def _batch_normed(x: TensorMeta) -> TensorMeta:
+    """On a CPU, torch asks first whether the input is row-major, which one of one place in any format is, too."""
+    return row_major(x) if x.device.type == "cpu" and is_contiguous(x) else in_suggested_format(x)
 
 
 @rule("_native_batch_norm_legit_functional")
@@ -341,4 +346,4 @@ def _batch_norm_with_stats(x: TensorMeta, weight: TensorMeta | None, *rest: Any)
 @rule("_native_batch_norm_legit_no_training")
 def _batch_norm_inference(x: TensorMeta, weight: TensorMeta | None, *_: object) -> tuple[TensorMeta, ...]:
     empty = row_major(x, (0,), _statistics(x, weight))
-    return in_suggested_format(x), empty, empty
+    return _batch_normed(x), empty, empty

@@ -292,6 +292,23 @@ def test_channels_last_flows_through_a_conv_net() -> None:
     assert compare.asked > 20
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("shape", [(3, 6, 1, 1), (3, 1, 4, 4), (3, 6, 1, 4), (1, 6, 4, 1), (3, 1, 2, 3, 4)])
+def test_batch_norms_of_what_is_row_major_in_any_format(shape: tuple[int, ...], training: bool, dynamic: bool) -> None:
+    """Strides of dimensions of one place decide the format of what is made of the result."""
+
+    def resized(x: torch.Tensor) -> torch.Tensor:
+        normed = functional.batch_norm(x, torch.zeros(shape[1]), torch.ones(shape[1]), training=training)
+        return functional.interpolate(normed, size=(3,) * (len(shape) - 2))
+
+    last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    x = torch.empty(shape, memory_format=last).normal_()
+    expected, result = resized(x), bolide.compile(resized, dynamic=dynamic)(x)
+    torch.testing.assert_close(result, expected)
+    assert result.stride() == expected.stride()
+
+
 @pytest.mark.parametrize("name", ["add", "mul", "div", "lt", "atan2", "maximum", "logical_and", "hypot", "xlogy"])
 def test_strides_where_operands_of_other_types_are_converted_first(name: str) -> None:
     """A tensor that is expanded is dense when it has been converted."""
