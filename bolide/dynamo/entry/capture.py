@@ -256,7 +256,7 @@ class _Listener(Listener):
         self.machine, self.calls, self.breaks = machine, calls, breaks
 
     def data_of(self, place: int) -> Data | None:
-        return data_of(self.machine, self.breaks, place)
+        return data_of(self.machine, place)
 
     def is_shared(self, group: AliasGroup) -> bool:
         return is_shared(self.machine, group)

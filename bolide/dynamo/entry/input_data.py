@@ -1,8 +1,8 @@
 """Data of small inputs that the program reads: sizes and counts that are given as tensors.
 
 Integers and booleans that `Tensor.tolist`, a branch or a mask asks for are read while capturing, and guarded: the data
-is compared at every call. When it changes the next version does without, which is a break; only where a break is an
-error is each value compiled for itself.
+is compared at every call. When it changes the next version does without: the data are symbols. Where they have to be
+known that is a break; only where a break is an error is each value compiled for.
 
 A branch on data that no graph can make asks a question about an input (`if (ids == pad).any()`): where the answer is
 little work, it is asked again at every call, and each answer has a version.
@@ -28,9 +28,8 @@ from bolide.tracing.recording import folding
 from bolide.tracing.tensor import Data
 
 
-def data_of(vm: Machine, breaks: bool, place: int) -> Data | None:
-    """The data of an input, and what to call to guard it; None if it cannot be, or differs from call to call (and
-    the program may break: `breaks`)."""
+def data_of(vm: Machine, place: int) -> Data | None:
+    """The data of an input, and what to call to guard it; None if it cannot be, or differs from call to call."""
     traced = vm.trace.inputs[place]
     fixed = all(type(size) is int for size in traced.shape)
     whole = not (traced.dtype.is_floating_point or traced.dtype.is_complex)
@@ -43,7 +42,7 @@ def data_of(vm: Machine, breaks: bool, place: int) -> Data | None:
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         tensor = vm.world.inputs.tensors[place]
         data = numbers(tensor)
-        if not data or not (vm.world.symbols.has_stayed(source, data) or not breaks or break_is_error(vm)):
+        if not data or not vm.world.symbols.has_stayed(source, data):
             return None
         return tensor.clone(), functools.partial(vm.world.guards.add, source, "equals", data)
 

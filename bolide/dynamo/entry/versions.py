@@ -470,19 +470,29 @@ class Versions(ABC):
 
     def _captured(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Captured:
         """What the call is captured as. If that ends where data has to be known which changes from call to call, and
-        there is room for a version for this very data, that is tried."""
+        there is room for a version for this very data, that is tried; also where a break would be an error."""
         self.sizes.left_unread = False
-        captured = self._capture_fixed(args, kwargs)
-        if not (_needs_data(captured) and self.sizes.left_unread) or self.sizes.is_crowded():
+        captured: Captured | None = None
+        try:
+            captured = self._capture_fixed(args, kwargs)
+        except Unsupported as error:
+            if error.final or not self.sizes.left_unread:
+                raise
+            forgive(error)
+        if captured and (not (_needs_data(captured) and self.sizes.left_unread) or self.sizes.is_crowded()):
             return captured
         self.sizes.reads_anew = True
         try:
             other = self._capture_fixed(args, kwargs)
         except Unsupported as error:
+            if captured is None:
+                raise
             forgive(error)
             return captured
         finally:
             self.sizes.reads_anew = False
+        if captured is None:
+            return other
         kept, dropped = (captured, other) if _needs_data(other) else (other, captured)
         _let_go(dropped)
         return kept

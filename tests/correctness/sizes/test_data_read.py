@@ -124,6 +124,20 @@ def test_where_a_break_is_an_error_each_data_is_compiled_for_itself() -> None:
         compiled(x, GRIDS[0].clone())
 
 
+def test_where_a_break_is_an_error_data_that_may_be_symbols_are() -> None:
+    """A batch norm that averages over all batches counts them."""
+    norm, theirs = nn.BatchNorm1d(5, momentum=None), nn.BatchNorm1d(5, momentum=None)
+    compiled = bolide.compile(norm, fullgraph=True)
+
+    def train() -> None:
+        for _ in range(6):
+            x = rows()
+            torch.testing.assert_close(compiled(x), theirs(x))
+            torch.testing.assert_close(norm.state_dict(), theirs.state_dict())
+
+    assert seen_while(train)[1] == 2
+
+
 @pytest.mark.parametrize(
     ("data", "options"),
     [
