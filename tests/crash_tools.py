@@ -1,12 +1,13 @@
-"""A plugin of pytest: where a worker of the tests has crashed (a segmentation fault) is said at the end of the run."""
+"""A plugin of pytest: how and where a worker of the tests has crashed is said at the end of the run."""
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import tempfile
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -24,6 +25,16 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         config.stash[_file] = Path(os.environ[PLACE], worker["workerid"]).open("w")  # noqa: SIM115
         faulthandler.enable(config.stash[_file])
+        faulthandler.register(signal.SIGTERM, config.stash[_file], chain=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """The status of a worker that has crashed; negative, the signal that ended it: nothing else tells of a SIGKILL."""
+    if error:
+        status = node.gateway._io.popen.wait(timeout=60)
+        with Path(os.environ[PLACE], node.gateway.id).open("a") as file:
+            file.write(f"ended with status {status}\n")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CRASHING = """
 import ctypes
+import os
 
 def crashes():
-    ctypes.string_at(0)
+    {crash}
 
 def test_crashing():
     crashes()
@@ -21,8 +24,16 @@ def test_another():
 """
 
 
-def test_a_crash_of_a_worker_is_told_at_the_end(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(CRASHING)
+@pytest.mark.parametrize(
+    ("crash", "expected"),
+    [
+        ("ctypes.string_at(0)", ["Segmentation fault", "in crashes", "status -11"]),
+        ("os.kill(os.getpid(), 15)", ["in crashes", "status -15"]),
+        ("os.kill(os.getpid(), 9)", ["status -9"]),
+    ],
+)
+def test_a_crash_of_a_worker_is_told_at_the_end(tmp_path: Path, crash: str, expected: list[str]) -> None:
+    (tmp_path / "test_it.py").write_text(CRASHING.format(crash=crash))
     plugins = ["-p", "crash_tools", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
     command = [sys.executable, "-m", "pytest", "-n", "1", *plugins, str(tmp_path)]
     tools = str(Path(__file__).parent.parent)
@@ -32,4 +43,4 @@ def test_a_crash_of_a_worker_is_told_at_the_end(tmp_path: Path) -> None:
     )
     assert "1 failed, 1 passed" in done.stdout
     told = done.stdout.partition("gw0 crashed =")[2]
-    assert "Segmentation fault" in told and "in crashes" in told
+    assert all(each in told for each in expected), told
