@@ -129,7 +129,8 @@ class Repro:
         return "\n".join(lines) + "\n"
 
 
-_OF_GENERATORS = frozenset({drawn, generator_of, *STATES})
+def _is_of_generators(node: fx.Node) -> bool:
+    return node.target in (generator_of, *STATES) or (node.target is drawn and '"generator"' in str(node.args[2]))
 
 
 def _sentence(title: str) -> str:
@@ -144,7 +145,7 @@ def _code(gm: fx.GraphModule) -> tuple[list[str], str]:
             raise Unwritable(f"it calls the module {node.target}")
         if any(isinstance(value, Handle) for value in pytree.tree_leaves((node.args, node.kwargs))):
             raise Unwritable(f"{node.name} calls a graph or a function of the program")
-        if node.target in _OF_GENERATORS:
+        if _is_of_generators(node):
             raise Unwritable(f"{node.name} draws from a generator of the program, or sets its state")
     code = gm.graph.python_code("self")
     used = {*re.findall(r"\w+", code.src)} - {"torch"}

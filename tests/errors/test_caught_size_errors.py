@@ -86,3 +86,40 @@ def test_other_sizes_go_the_other_way(name: str, compiler: str) -> None:
         x, y = torch.randn(rows).double(), torch.randn(columns).double()
         print(rows, columns)
         torch.testing.assert_close(run(compiled, x, y), run(program, x, y))
+
+
+WRITES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "copy_": lambda x, y: x.copy_(y),
+    "copy_ of another type": lambda x, y: x.copy_(y.float()),
+    "copy_ into a part": lambda x, y: x[:2].copy_(y),
+    "item": lambda x, y: x.__setitem__(slice(None), y),
+    "add_": lambda x, y: x.add_(y),
+    "lerp_": lambda x, y: x.lerp_(y, 0.5),
+    "addcmul_": lambda x, y: x.addcmul_(y, y),
+    "masked_fill_": lambda x, y: x.masked_fill_(y > 0, 2),
+    "masked_scatter_": lambda x, y: x.masked_scatter_(y > 0, x.sin()),
+    "logical_and_": lambda x, y: x.logical_and_(y),
+    "foreach": lambda x, y: torch._foreach_add_([x, x], [y, y]),
+}
+
+
+@pytest.mark.filterwarnings("ignore::bolide.BolideWarning")
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("name", WRITES)
+def test_what_is_written_has_to_fit(name: str, compiler: str) -> None:
+    """Whatever is of size 1, and however many dimensions there are."""
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        out = x.clone()
+        try:
+            WRITES[name](out, y)
+        except (RuntimeError, IndexError):
+            return out * 100
+        return out * 2
+
+    compiled = COMPILERS[compiler](program)
+    for _ in range(12):
+        shapes = [[random.choice((1, size)) for size in (2, 5, 4, 3)[-random.randint(0, 4) or 4 :]] for _ in "xy"]
+        x, y = (torch.randn(shape).double() for shape in shapes)
+        print(shapes)
+        torch.testing.assert_close(compiled(x, y), program(x, y))

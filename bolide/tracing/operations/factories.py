@@ -18,7 +18,7 @@ from bolide.tracing.numbers import data, scalars
 from bolide.tracing.operations.registry import handler
 from bolide.tracing.operations.writes import refuse_overlaps
 from bolide.tracing.recording.recorder import Recorder
-from bolide.tracing.rules.common import format_strides, fresh, like_strides, may_be_negative, surely
+from bolide.tracing.rules.common import broadcast_shapes, format_strides, fresh, like_strides, may_be_negative, surely
 from bolide.tracing.tensor import TracedTensor
 
 aten = torch.ops.aten
@@ -220,15 +220,13 @@ def _is_same_data(target: Tensor, source: object) -> bool:
 
 
 def _fitted(trace: Recorder, node: Node, wanted: TensorMeta) -> Node:
-    """`node` converted and broadcast, as copy_ does it."""
+    """`node` converted and broadcast, as copy_ does it: to a shape that may be too large for what is written."""
     meta = node.meta["val"]
     if meta.dtype is not wanted.dtype or meta.device != wanted.device:
         node = trace.call(aten._to_copy.default, node, dtype=wanted.dtype, device=wanted.device)
     if not same_sizes(meta.shape, wanted.shape):
-        extra = meta.ndim - wanted.ndim
-        if extra > 0 and all(size == 1 for size in meta.shape[:extra]):
-            node = trace.call(aten.view.default, node, [trace.unwrap(size) for size in meta.shape[extra:]])
-        node = trace.call(aten.expand.default, node, [trace.unwrap(size) for size in wanted.shape])
+        shape = broadcast_shapes([wanted.shape, meta.shape])
+        node = trace.call(aten.expand.default, node, [trace.unwrap(size) for size in shape])
         node = trace.call(aten.clone.default, node, memory_format=torch.contiguous_format)
     return node
 

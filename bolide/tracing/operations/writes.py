@@ -27,6 +27,7 @@ from bolide.tracing.rules.common import crosses, laid_out_like, repeats
 from bolide.tracing.rules.kernels import Placed
 from bolide.tracing.rules.registry import metas_of, rule
 from bolide.tracing.tensor import TracedTensor
+from bolide.tracing.traits import traits_of
 
 #: derivatives of activations, which may be in place: where their slope is, and whether they are given the result
 _OF_RESULTS = {"leaky_relu_backward": (2, 3), "elu_backward": (1, 4)}
@@ -140,8 +141,8 @@ def call_on_copies(
     kwargs: dict[str, Any],
     token: Tensor | None = None,
 ) -> Any:
-    """Records a call of `func` as one of `functional`, or of `drawn` where `token`, which stands for a generator, is
-    among its arguments; the result is as the operation's. Raises Unsupported where it returns what it was given, unless
+    """Records a call of `func` as one of `functional`, or of `drawn` where it draws; `token`: the argument that stands
+    for a generator; the result is as the operation's. Raises Unsupported where it returns what it was given, unless
     that is the tensor it writes."""
     tensors: list[Tensor] = []
     numbers: list[torch.SymInt] = []
@@ -162,7 +163,7 @@ def call_on_copies(
     if aliases and (token is None or len(func._schema.returns) > 1 or not call.written):
         raise Unsupported(f"{func} returns an argument that it writes", trace.where, kind="operator")
     nodes = [trace.unwrap(tensor) for tensor in tensors]
-    op = functional if token is None else drawn
+    op = functional if token is None and not traits_of(func).seeded else drawn
     results = trace.call(op, nodes, [trace.unwrap(number) for number in numbers], text)
     returned = len(results) - len(call.written)
     for position, node in zip(call.written, results[returned:]):
@@ -271,7 +272,7 @@ def _functional(tensors: Sequence[Tensor], numbers: Sequence[int], call: str) ->
 _CALL = "(Tensor[] tensors, SymInt[] numbers, str call) -> Tensor[]"
 functional = operator(f"functional{_CALL}", _functional)
 drawn = operator(f"drawn{_CALL}", _functional, torch.Tag.nondeterministic_seeded)
-"""As `functional`, of an operation that draws from a generator of the user's (see `generators`)."""
+"""As `functional`, of an operation that draws: from torch's generator, or one of the user's (see `generators`)."""
 ON_COPIES = frozenset({functional, drawn})
 
 

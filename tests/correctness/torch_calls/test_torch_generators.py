@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import bolide
@@ -386,3 +387,49 @@ def test_draws_stay_behind_their_seeds_however_steps_share_kernels() -> None:
                 out.sum().backward()
                 results.append((out.detach(), leaf.grad, g.get_state()))
             torch.testing.assert_close(*results)
+
+
+@torch.library.custom_op("bolide_tests::noise_written", mutates_args=["x"], tags=(torch.Tag.nondeterministic_seeded,))
+def add_noise(x: torch.Tensor) -> None:
+    x.add_(torch.rand(x.shape))
+
+
+def with_noise(x: torch.Tensor) -> torch.Tensor:
+    out = x.clone()
+    add_noise(out)
+    return out
+
+
+DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "rrelu_": lambda x: F.rrelu(x * 1, training=True, inplace=True),
+    "noise of its own": lambda x: torch.ops.aten.rrelu_with_noise(x, torch.empty_like(x), training=True),
+    "an operator that writes": with_noise,
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, training=True),
+    "feature_dropout": lambda x: F.dropout1d(x[:, :, None], 0.5, training=True),
+    "rand_like": torch.rand_like,
+    "bernoulli": lambda x: torch.bernoulli(x.detach().sigmoid()),
+    "poisson": lambda x: torch.poisson(x.detach().square() * 9),
+    "multinomial": lambda x: x.detach().sigmoid().multinomial(8),
+    "randperm": lambda x: torch.randperm(len(x)) + x.sum(),
+    "gumbel_softmax": F.gumbel_softmax,
+    "geometric_": lambda x: torch.empty_like(x).geometric_(0.2),
+    "normal": lambda x: torch.normal(x.detach(), 2.0),
+}
+
+
+@BACKENDS
+@pytest.mark.parametrize("name", DRAWS)
+def test_two_draws_are_two(name: str, backend: str) -> None:
+    """From torch's generator, of the same arguments; the gradient of each is of its own numbers."""
+
+    def program(x: torch.Tensor) -> Any:
+        return DRAWS[name](x), DRAWS[name](x)
+
+    x = -torch.rand(24, 24).add(0.5).requires_grad_()
+    one, other = bolide.compile(program, backend=backend)(x)
+    assert not torch.equal(one, other)
+    if name.startswith("rrelu"):
+        for drawn in (one, other):
+            torch.testing.assert_close(torch.autograd.grad(drawn.sum(), x, retain_graph=True)[0], (drawn / x).detach())
