@@ -163,8 +163,8 @@ def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
     if len(errors) != len(frame.exceptions) or any(a is not b for a, b in zip(errors, frame.exceptions)):
         raise vm.unsupported("a way of a branch handles an exception", "control_flow")
     part.check(writes=True)
-    if torch.is_grad_enabled():
-        _check_histories(vm, part)
+    for outer in part.written():
+        _check_unsaved(vm, part, outer)
     end = Start(list(frame.stack), list(frame.locals))
     for old, new in zip(beginning.locals, end.locals):
         if old is not new and old is not MISSING and is_finalised(old):
@@ -172,14 +172,16 @@ def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
     return Way(part, beginning, end, before.changed(), before.writes())
 
 
-def _check_histories(vm: Machine, part: Part) -> None:
+def _check_unsaved(vm: Machine, part: Part, written: TracedTensor) -> None:
     """Autograd counts the writes to what it has saved, and a write after the branch counts for either way: none is
-    made to what it may have saved."""
-    written = part.written()
-    if written and vm.world.trace.differentiates:
-        raise vm.unsupported("a way of a branch writes to a tensor, where gradients are on", "control_flow")
-    if any(outer.requires_grad or part.input_of(part.adopt(outer).group) is not None for outer in written):
-        raise vm.unsupported("a way of a branch writes to an argument, where gradients are on", "control_flow")
+    made to what it may have saved, here or before the call."""
+    place = part.input_of(part.adopt(written).group)
+    if vm.world.inputs.is_inference(written.group, place):
+        return
+    if place is not None:
+        raise vm.unsupported("a way of a branch writes to an argument, which autograd may have saved", "control_flow")
+    if written.requires_grad or vm.world.trace.may_have_saved:
+        raise vm.unsupported("a way of a branch writes to a tensor that autograd may have saved", "control_flow")
 
 
 def _stopping(frame: Frame, handler: Callable[..., Any], meets: bool) -> Callable[..., Any]:
@@ -284,6 +286,8 @@ class _Merge:
             ]
             self._check_written(written, ways)
             results = choose(vm.trace, pred, ways)
+            if written and any(result.requires_grad for result in results):
+                raise vm.unsupported("a way of a branch with a history writes to an older tensor", "control_flow")
             for outer, value in zip(written, results[len(pairs) :]):
                 vm.evaluate(torch.Tensor.copy_, [outer, value])
             for result, (tensor, _) in zip(results, pairs):

@@ -28,7 +28,7 @@ from bolide.dynamo.torch_calls.autograd import refuse_for_real
 from bolide.dynamo.torch_calls.masks import classes_asked
 from bolide.dynamo.world.outside import Outside, attribute_source
 from bolide.dynamo.world.rebuild import Rebuilder
-from bolide.tracing import Trace, TracedTensor, modes
+from bolide.tracing import TracedTensor, modes
 
 
 @intercept_each((torch.nn.Parameter, torch.nn.Buffer))
@@ -41,11 +41,7 @@ def _make(cls: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -
 def _is_inference(vm: Machine, tensor: object) -> object:
     if type(tensor) is not TracedTensor:
         return NATIVE
-    group = tensor.group
-    if group.source is not None and type(vm.trace) is Trace:
-        source = Source("apply", vm.world.inputs.sources[group.source], (), torch.Tensor.is_inference)
-        vm.world.guards.add(source, "equals", group.inference)
-    return group.inference
+    return vm.world.inputs.is_inference(tensor.group, vm.trace.input_of(tensor.group))
 
 
 refuse(

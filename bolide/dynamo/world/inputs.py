@@ -78,6 +78,13 @@ class Inputs:
         self.twins.add((source, first))
         return self.add(real, source, real)
 
+    def is_inference(self, group: AliasGroup, place: int | None) -> bool:
+        """Whether a storage, of the input at a place if there is one, is of inference mode, and counts no writes."""
+        if place is not None:
+            source = Source("apply", self.sources[place], (), torch.Tensor.is_inference)
+            self.guards.add(source, "equals", group.inference)
+        return group.inference
+
     def _note_storage(self, real: torch.Tensor, traced: TracedTensor) -> None:
         """Inputs that share memory may be read, not written: the trace does not know of each other."""
         if not real.numel():

@@ -9,6 +9,7 @@ order. Graphs are found by number (`graph.lookup`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,6 +77,7 @@ class Part(Trace):
                 meta = value.meta._replace(requires_grad=False)
                 node = self.slot("operand", meta, is_input=True)
                 known = TracedTensor.make(self, meta, node, AliasGroup(node, source=len(self.operands)))
+                known.group.inference = value.group.inference
                 self._adopted[id(value)] = known
                 self.operands.append(value)
                 self.slots.append(node)
@@ -360,7 +362,8 @@ class Branches:
 
     `differentiable`: the operands that gradients are asked for, `derived` the results that have one. Where it is a
     gradient, `reach` says, for each way and each tangent (its last operands), to which results that one contributes:
-    what none reaches is None in eager. `always`: there it is zero."""
+    what none reaches is None in eager. `always`: there it is zero. Its other operands are those at `read` of what it is
+    the gradient of."""
 
     graphs: tuple[fx.GraphModule, ...]
     operands: int
@@ -368,12 +371,13 @@ class Branches:
     differentiable: tuple[int, ...]
     derived: tuple[int, ...]
     reach: tuple[tuple[tuple[bool, ...], ...], ...] = ()
+    read: tuple[int, ...] = ()
     always: bool = False
     gradient: Branches | None = field(default=None, repr=False)
 
     def derive(self) -> Branches:
-        """The branch that computes the gradients of the operands at `differentiable`, from the operands, the tangents
-        of the results at `derived`, and the sizes."""
+        """The branch that computes the gradients of the operands at `differentiable`, from the operands that they
+        depend on, the tangents of the results at `derived`, and the sizes."""
         if self.gradient is None:
             tangents = [self.metas[place] for place in self.derived]
             graphs, reach = zip(*[_derivative(graph, self, tangents) for graph in self.graphs])
@@ -381,7 +385,8 @@ class Branches:
                 reach = ((((True,) * len(self.differentiable)),) * len(tangents),) * len(graphs)
             slots = [node.meta["val"] for node in placeholders(self.graphs[0])]
             metas = tuple([row_major(slots[place]) for place in self.differentiable])
-            self.gradient = Branches(graphs, self.operands + len(tangents), metas, (), (), reach=reach)
+            read = _read_operands(graphs, self.operands)
+            self.gradient = Branches(graphs, len(read) + len(tangents), metas, (), (), reach, read)
         return self.gradient
 
     def reached(self) -> list[bool]:
@@ -393,6 +398,17 @@ class Branches:
         """Whether it depends on the way that is taken which operands have a gradient."""
         first, second = self.derive().reach
         return first != second
+
+
+def _read_operands(graphs: Sequence[fx.GraphModule], operands: int) -> tuple[int, ...]:
+    """Which of the operands any of the graphs reads; the others are no placeholders any more."""
+    slots = [nodes[:operands] for nodes in map(placeholders, graphs)]
+    read = [any(node.users for node in nodes) for nodes in zip(*slots)]
+    for nodes in slots:
+        for node, is_read in zip(nodes, read):
+            if not is_read:
+                node.graph.erase_node(node)
+    return tuple(itertools.compress(range(operands), read))
 
 
 def placeholders(graph: fx.GraphModule) -> list[fx.Node]:
@@ -485,6 +501,8 @@ def choose(
     if wanted:
         table.derive()
     handle, sizes = enter(table), place.sizes(trace)
+    if not wanted:
+        return list(_recorded(trace, pred, outer, sizes, handle))
     return list(Choice.apply(trace, handle, sizes, again, pred, *outer))  # type: ignore[no-untyped-call]
 
 
@@ -624,7 +642,9 @@ class Choice(torch.autograd.Function):
         ctx: Any, trace: Trace, table: int, sizes: list[Any], again: bool, pred: TracedTensor, *operands: TracedTensor
     ) -> Any:
         ctx.again = again
-        ctx.trace, ctx.table, ctx.sizes, ctx.pred, ctx.operands = trace, table, sizes, pred, operands
+        ctx.trace, ctx.table, ctx.sizes, ctx.given = trace, table, sizes, [pred, *operands]
+        ctx.versions = [trace.adopt(tensor).group.version for tensor in ctx.given]
+        ctx.nodes = [trace.adopt(tensor).node for tensor in ctx.given]
         results = _recorded(trace, pred, operands, sizes, table)
         derived = lookup(table).derived
         ctx.mark_non_differentiable(*[result for place, result in enumerate(results) if place not in derived])
@@ -637,14 +657,20 @@ class Choice(torch.autograd.Function):
         if asked and branches.decides():
             reason = "which gradients there are depends on data"
             raise Unsupported(reason, ctx.trace.where, kind="control_flow")
-        table = enter(branches.derive())
-        operands = [*ctx.operands, *[tangents[place] for place in branches.derived]]
+        gradient = branches.derive()
+        pred, *given = map(_as_given, itertools.repeat(ctx.trace), ctx.given, ctx.versions, ctx.nodes)
+        operands = [given[place] for place in gradient.read] + [tangents[place] for place in branches.derived]
         compute = replayed if torch.is_grad_enabled() else _recorded
-        computed = compute(ctx.trace, ctx.pred, operands, ctx.sizes, table)
+        computed = compute(ctx.trace, pred, operands, ctx.sizes, enter(gradient))
         gradients: list[Any] = [None] * branches.operands
-        for index, gradient, reached in zip(branches.differentiable, computed, branches.reached()):
-            gradients[index] = gradient if reached else None
+        for index, value, reached in zip(branches.differentiable, computed, branches.reached()):
+            gradients[index] = value if reached else None
         return (None, None, None, None, None, *gradients)
+
+
+def _as_given(trace: Trace, tensor: TracedTensor, version: int, node: fx.Node) -> TracedTensor:
+    """An operand as it was. What was written to since, no derivative goes through: eager has not saved it."""
+    return tensor if trace.adopt(tensor).group.version == version else trace.wrap(node)
 
 
 def _recorded(

@@ -129,6 +129,7 @@ class Recorder(abc.ABC):
         self.nested: list[object] = []  # calls of functions that are to be compiled once, one in the other
         # The line, and that call, of each operation, with the number autograd goes on with.
         self._lines: list[tuple[int, UserFrame | None, object]] = []
+        self._first: int = _torch._autograd._get_sequence_nr()
         self._cuts: dict[Node, Node] = {}  # values, and the same without a derivative
         self._slots: dict[int, Node] = {}  # of the inputs, and of their leaves, by id
         self._lifted: dict[int, TracedTensor] = {}  # by id of the real tensor
@@ -189,6 +190,7 @@ class Recorder(abc.ABC):
         if not real.is_leaf:  # its history is there also where the program does not record any
             with torch.enable_grad():
                 tensor = NonLeaf.apply(leaf)  # type: ignore[no-untyped-call]
+            self._first += 1
         self.inputs.append(tensor)
         self.leaves.append(leaf)
         self._slots[id(leaf)] = self._slots[id(tensor)] = node
@@ -197,6 +199,11 @@ class Recorder(abc.ABC):
     def placeholder_of(self, tensor: TracedTensor) -> Node | None:
         """The node of an input, or of the leaf that it is made of; None for other tensors."""
         return self._slots.get(id(tensor))
+
+    @property
+    def may_have_saved(self) -> bool:
+        """Whether autograd has recorded something of the program, and may have saved tensors: it counts these."""
+        return bool(self._first != _torch._autograd._get_sequence_nr())
 
     def release(self) -> None:
         """Let go of the inputs, and of nodes of the history, when nothing more is recorded. An input with a history

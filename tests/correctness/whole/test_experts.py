@@ -162,11 +162,13 @@ def results_in_place(x: Tensor) -> Any:
     return y
 
 
-PROGRAMS: dict[Callable[..., Any], bool] = {
-    **dict.fromkeys((made, given, viewed, same_object, results_in_place), True),
-    **dict.fromkeys((viewed_inside, parts, one_or_another, detached, reshaped), False),
+INFERENCE, NO_GRAD = (torch.inference_mode,), (torch.inference_mode, torch.no_grad)
+PROGRAMS: dict[Callable[..., Any], tuple[Callable[..., Any], ...]] = {
+    **dict.fromkeys((made, same_object, results_in_place), NO_GRAD),
+    **dict.fromkeys((given, viewed), INFERENCE),  # autograd may have saved an argument before
+    **dict.fromkeys((viewed_inside, parts, one_or_another, detached, reshaped), ()),
 }
-"""Whether they are captured whole."""
+"""Where they are captured whole."""
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -184,9 +186,9 @@ def test_what_branches_write_to(fn: Callable[..., Any], dynamic: bool | None) ->
             assert [each is mine for each in found] == [each is theirs for each in wanted]
             for one, other in zip([*found, mine], [*wanted, theirs], strict=True):
                 assert torch.allclose(one, other, atol=1e-6) if isinstance(one, Tensor) else one == other
-    with torch.no_grad():
-        whole = not bolide.explain(fn)(torch.randn(4, 4)).breaks
-    assert whole is PROGRAMS[fn]
+        with mode():
+            whole = not bolide.explain(fn)(torch.randn(4, 4)).breaks
+        assert mode is torch.enable_grad or whole is (mode in PROGRAMS[fn])
 
 
 def test_a_write_to_what_requires_grad_is_a_break() -> None:
@@ -235,3 +237,79 @@ def test_a_way_that_writes_nothing_leaves_what_autograd_has_saved() -> None:
             assert (gradients[1] is None) == (sign > 0)
             if sign < 0:
                 torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_what_autograd_has_saved_before_the_branch(mode: Callable[..., Any]) -> None:
+    """Before the call, or in the program: where the way is not taken that writes to it, there is a gradient."""
+
+    def given(x: Tensor, s: Tensor) -> Any:
+        with mode():
+            if x.sum() > 0:
+                s.mul_(2)
+        return x.sin()
+
+    def made(x: Tensor, s: Tensor) -> Any:
+        t = s.sin()
+        y = x * t
+        with mode():
+            if x.sum() > 0:
+                t.mul_(2)
+        return y
+
+    def leaves(x: Tensor, s: Tensor) -> Any:
+        t = s.sin()
+        with torch.enable_grad():
+            w = torch.ones_like(s).requires_grad_()
+            y = w * t
+        with mode():
+            if x.sum() > 0:
+                t.mul_(2)
+        return x * torch.autograd.grad(y.sum(), w)[0]
+
+    for fn in (given, made, leaves):
+        compiled = bolide.compile(fn)
+        for sign in (-1, 1, -1, -1, 1):
+            x, s = (torch.rand(3) * sign).requires_grad_(), torch.rand(3)
+            gradients = []
+            for f in (compiled, fn):
+                own = s.clone()
+                y = x * own
+                try:
+                    (gradient,) = torch.autograd.grad((y + f(x, own)).sum(), x)
+                except RuntimeError:
+                    gradient = None
+                gradients.append(gradient)
+            assert (gradients[1] is None) == (sign > 0)
+            if sign < 0:
+                torch.testing.assert_close(*gradients)
+
+
+def test_a_history_does_not_see_what_is_written_after_its_branch() -> None:
+    """Nor does it save what it does not need."""
+
+    def outer(x: Tensor, s: Tensor) -> Any:
+        t = s.sin()
+        y = (x * 2 if t.sum() > 0 else x * 3) if x.sum() > -10 else x
+        t.neg_()
+        return y, t
+
+    def unused(x: Tensor, s: Tensor) -> Any:
+        y = x * 2
+        if x.sum() > -10:
+            with torch.no_grad():
+                y = y.sin() + s
+        return y
+
+    for fn in (outer, unused):
+        compiled = bolide.compile(fn)
+        for sign in (-1, 1, -1):
+            x, s = torch.rand(3, requires_grad=True), torch.rand(3) * sign
+            gradients = []
+            for f in (compiled, fn):
+                own = s.clone()
+                results = f(x, own)
+                own.add_(1)
+                y = results[0] if fn is outer else results + x
+                gradients.append(torch.autograd.grad(y.sum(), x)[0])
+            torch.testing.assert_close(*gradients)
