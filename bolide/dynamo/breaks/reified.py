@@ -39,6 +39,7 @@ from bolide.dynamo.world.frames import (
 )
 from bolide.dynamo.world.parts import Seen
 from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
+from bolide.dynamo.world.texts import TracedText
 from bolide.dynamo.world.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
@@ -312,7 +313,7 @@ def wrap_exception(world: World, real: BaseException, source: Source) -> BaseExc
     cls = type(real)
     _refuse_held(world, held(real))
     args = world.wrap(real.args, Source("attr", source, "args"))
-    copy = cls.__new__(cls, *args)
+    copy = cls.__new__(cls, *[str(arg) if type(arg) is TracedText else arg for arg in args])
     copy.args = args
     world.identities.mirror(copy, source)
     world.identities.seen[id(real)] = Seen(real, copy, source)  # an exception may be its own context

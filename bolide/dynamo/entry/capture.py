@@ -489,18 +489,14 @@ def _start_frames(shape: Shape, given: tuple[Any, ...], machine: Machine) -> Non
     is looked at when it is read."""
     world = machine.world
     world.lifetimes.resumed = True
-    values, texts = [], []
+    values = []
     facts = zip(given, shape.names(), is_local(shape), is_building(shape, given), strict=True)
     for value, name, local, building in facts:
         source = Source("local", None, name)
         wrap = world.lifetimes.later if local else world.containers.building if building else world.wrap
-        if type(value) is str and not local:
-            texts.append((value, source))
         values.append(wrap(value, source))
     machine.progress.started = True
     machine.frames += unflatten(shape, values)
-    for text, source in texts:
-        world.program.fix_count(source, text, "the value")
 
 
 def _arguments(

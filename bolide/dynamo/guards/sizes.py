@@ -165,7 +165,7 @@ class Learnt:
     needed: dict[Location, set[object]] = field(default_factory=dict)  # sizes and floats that instructions needed
     crowded: bool = False  # so many versions were made that none is made for one more value (`is_crowded`)
     data: set[Source] = field(default_factory=set)  # read of inputs' data, and other data in another capture
-    recent: frozenset[int] = frozenset()  # values of symbols of the version made last: sizes at the next points, too
+    recent: frozenset[object] = frozenset()  # values of symbols and texts of the last version: at the next points, too
     warned: set[object] = field(default_factory=set)  # the warnings that have been shown
     apart: set[Location] = field(default_factory=set)  # branches on data that no graph can make
     joined: bool = False  # a tensor that is found at two places is one input, also where it was two tensors before
@@ -264,6 +264,7 @@ class Symbols:
         self.all: list[Symbol] = []
         self.needed: dict[Location, set[object]] = {}
         self.fixed_because: list[tuple[Source, float, str]] = []  # what might have been symbolic, and why it is not
+        self.texts: set[str] = set()  # from outside, that are not guarded as they are
         self._shared: dict[object, object] = {}
 
     def done(self) -> list[Symbol]:
@@ -275,7 +276,7 @@ class Symbols:
             learnt.needed.setdefault(place, set()).update(values)
         for source, value, why in self.fixed_because:
             self.history.tell(source, value, None, why)
-        learnt.recent = frozenset(self.trace.shapes.hints[symbol.name] for symbol in self.all)
+        learnt.recent = frozenset([*(self.trace.shapes.hints[symbol.name] for symbol in self.all), *self.texts])
         return self.all
 
     def of_tensor(self, source: Source, tensor: torch.Tensor, name: str) -> dict[int, Any]:
@@ -417,6 +418,17 @@ class Symbols:
         past = {old[0] for old in self.history.past(place, 1) if old is not None}
         many = value not in past and len(past) > 1 and self.history.is_crowded()
         return self.history.dynamic is not False and many
+
+    def is_changing(self, source: Source, text: str, early: bool) -> bool:
+        """Whether a text is another one from call to call: the second other one tells, or (`early`) the first."""
+        place = Source("apply", source, (), str)
+        self.met[place] = (text,)
+        past = {old[0] for old in self.history.past(place, 1) if old is not None}
+        changes = len(past - {text}) > (not early) or (not past and text in self.history.learnt.recent)
+        if not changes or self.history.dynamic is False:
+            return False
+        self.texts.add(text)
+        return True
 
     def pin(self, source: Source, value: float, where: UserFrame | None) -> None:
         """Note that the program needs the value of a float that is a number of the graph."""

@@ -384,10 +384,16 @@ def knows_symbols(value: object) -> bool:
     return type(value) is TracedTensor or type(value) in STAND_INS
 
 
+_TEXTS = frozenset({str, TracedText})
+
+
 def _of_text(vm: Machine, op: Callable[[Any, Any], Any], left: object, right: object) -> Any:
     """`left op right`, where one is a text that is known when the graph has run."""
     if op in (operator.add, operator.iadd) and class_of(left) is class_of(right):
         return joined([left, right])
+    if op in (operator.eq, operator.ne) and type(left) in _TEXTS and type(right) in _TEXTS:
+        vm.trace.where = vm.where()
+        return op(left, right)
     left, right = [concrete(vm, side) if type(side) is TracedText else side for side in (left, right)]
     return binary(vm, op, left, right)
 

@@ -17,13 +17,13 @@ from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.attributes import load_super, named_attribute
 from bolide.dynamo.machine.interpreter import Call, Machine, opcode, polyfill
 from bolide.dynamo.machine.items import delete_item, get_item, set_item
-from bolide.dynamo.machine.stand_ins import class_of, real_value
+from bolide.dynamo.machine.stand_ins import class_of, concrete, real_value
 from bolide.dynamo.machine.writes import delete_attribute, store_attribute
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.state import is_dynamo_compiling
 from bolide.dynamo.world.frames import Frame, Generator
 from bolide.dynamo.world.outside import Deferred, Outside
-from bolide.dynamo.world.texts import joined
+from bolide.dynamo.world.texts import TracedText, joined
 
 NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>", "__slots__": ()})()
 
@@ -255,7 +255,7 @@ def _put(vm: Machine, put: Callable[..., object], owner: object, key: object, *v
     if operations.is_keyed_by_sizes(vm, owner, key):
         operations.with_key(vm, put, owner, key, *value)
     else:
-        put(owner, key, *value)
+        put(owner, concrete(vm, key) if type(key) is TracedText else key, *value)
 
 
 @opcode("BUILD_SET")

@@ -5,6 +5,7 @@ the graph has run, and eager's text then. And numbers that are known as late: `i
 from __future__ import annotations
 
 import functools
+import operator
 import types
 import weakref
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from torch.autograd import Function
 from bolide.dynamo.program.captured import Recipe, Source, call_of
 from bolide.dynamo.program.kinds import CONSTANT_TYPES
 from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
-from bolide.dynamo.world.world import World
+from bolide.dynamo.world.world import WRAPPERS, World
 from bolide.support.leaks import fleeting
 from bolide.tracing import DataDependent, TracedFloat, TracedTensor
 from bolide.tracing.recording.recorder import NonLeaf
@@ -80,10 +81,18 @@ class TracedText:
         return hash(str(self))
 
     def __eq__(self, other: object) -> bool:
-        return str(self) == (str(other) if type(other) is TracedText else other)
+        other = str(other) if type(other) is TracedText else other
+        given = self.given if type(other) is str else None
+        return str(self) == other if given is None else given.answer(operator.eq, other)
 
     def __bool__(self) -> bool:
-        return self.has_any or bool(str(self))
+        return self.has_any or (bool(str(self)) if self.given is None else self.given.answer(bool))
+
+    @property
+    def given(self) -> GivenText | None:
+        """What it is from outside, if it is that and nothing more."""
+        (first, *_) = self.args
+        return first if type(first) is GivenText and self.function is str else None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(str(self), name)
@@ -128,11 +137,46 @@ def _settled(value: Any) -> Any:
         return cls([_settled(item) for item in value])
     if cls is TracedText:
         return str(value)
+    if cls is GivenText:
+        return value.fixed()
     kind = _NUMBERS.get(cls)
     return value if kind is None else kind(value)
 
 
 _NUMBERS: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, TracedFloat: float}
+
+
+@fleeting
+class GivenText:
+    """A text from outside that is another one from call to call. What the program asks of it is guarded."""
+
+    __slots__ = ("real", "source", "world")
+
+    def __init__(self, world: World, real: str, source: Source) -> None:
+        self.world, self.real, self.source = world, real, source
+
+    def fixed(self) -> str:
+        """The text as it is in this call. Raises Unsupported where a break is better."""
+        self.world.program.fix_count(self.source, self.real, "the value")
+        self.world.guards.add(self.source, "equals", self.real)
+        return self.real
+
+    def answer(self, function: Callable[..., bool], *args: object) -> bool:
+        """What is true of it."""
+        answer = function(self.real, *args)
+        self.world.guards.add(Source("apply", self.source, args, function), "equals", answer)
+        return answer
+
+
+def _wrap_text(world: World, real: str, source: Source) -> TracedText | None:
+    fixed = source.kind == "global" or str(source.key).startswith("__")  # names of modules, classes and functions
+    if fixed or not world.symbols.is_changing(source, real, world.lifetimes.resumed):
+        return None
+    world.guards.add(source, "type", str)
+    return TracedText(str, GivenText(world, real, source), has_any=False)
+
+
+WRAPPERS[str] = _wrap_text
 
 
 @functools.cache
@@ -183,6 +227,7 @@ def _at_once(rebuilder: Rebuilder, value: Any) -> Recipe:
 
 
 RECIPES[TracedText] = _recipe_of_text
+RECIPES[GivenText] = lambda rebuilder, value: Recipe("source", value.source)
 RECIPES[Pictured] = lambda rebuilder, value: call_of(
     picture, *map(rebuilder.recipe, (value.data, value.is_parameter, value.history))
 )

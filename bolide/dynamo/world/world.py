@@ -199,6 +199,8 @@ class World:
         if cls is float:
             return self._alone(self.numbers.wrap_float, real, source)
         whole = cls in CONSTANT_TYPES and cls not in _BY_PARTS
+        if cls is str and (text := WRAPPERS[str](self, real, source)) is not None:
+            return text
         if whole and not (cls is types.FunctionType and _is_made_anew(real, source)):
             if cls in BOUND_BUILTINS and is_bound(real):
                 return self._wrap_bound(real, source)
