@@ -255,7 +255,7 @@ def _put(vm: Machine, put: Callable[..., object], owner: object, key: object, *v
     if operations.is_keyed_by_sizes(vm, owner, key):
         operations.with_key(vm, put, owner, key, *value)
     else:
-        put(owner, concrete(vm, key) if type(key) is TracedText else key, *value)
+        put(owner, concrete(vm, key) if type(key) is TracedText and value else key, *value)
 
 
 @opcode("BUILD_SET")
