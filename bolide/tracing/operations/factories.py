@@ -40,6 +40,7 @@ _FILLING = {
     **dict.fromkeys(("new_full", "masked_fill", "masked_fill_", "constant_pad_nd"), (2,)),
     **dict.fromkeys(("index_fill", "index_fill_", "scatter", "scatter_"), (3,)),
 }
+_INFINITE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128})
 _WHOLE = frozenset({"scalar_tensor", "full", "full_like", "fill", "fill_", "new_full"})  # these fill all of it
 
 
@@ -97,7 +98,12 @@ def has_number(trace: Recorder, value: float | torch.SymInt | torch.SymFloat, dt
                 within = (given >= limits.min) & (given <= limits.max)
                 data.check_tensor(given._trace, within if is_whole else within | ~given.isfinite())
         return True
-    return bool(number >= limits.min) and bool(number <= limits.max)
+    within = bool(number >= limits.min) and bool(number <= limits.max)
+    return within or (isinstance(number, scalars.TracedFloat) and dtype in _INFINITE and _is_endless(number))
+
+
+def _is_endless(number: scalars.TracedFloat) -> bool:
+    return bool(number.decide("({0} - {0} != 0)", lambda value: value - value != 0))
 
 
 def _fits(node: Node, most: float) -> bool:

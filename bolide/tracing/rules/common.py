@@ -101,6 +101,8 @@ def result_strides(shape: tuple[Size, ...], operands: Iterable[TensorMeta]) -> t
     if all(same_sizes(meta.shape, shape) for meta in metas):
         if all(is_contiguous(meta) for meta in metas):
             return contiguous_strides(shape)
+        if len(shape) == 4 and all(is_packed(meta.shape, meta.stride, (1, 3, 2, 0)) for meta in metas):
+            return format_strides(shape, torch.channels_last)
         common = metas[0].stride
         if all(same_sizes(meta.stride, common) for meta in metas) and is_dense(shape, common):
             return common

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bolide.symbolic import Size, is_zero
+from bolide.symbolic import Size, hint_of, is_one, is_zero, product
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import (
     Ints,
@@ -163,7 +163,8 @@ def _convolution(
             else:
                 sizes.append((size + (room - 1)) // step[dim] + 1)
     shape = (x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *sizes)
-    return fresh(shape, x.dtype, x.device, _convolved_strides(shape, x, weight))
+    options = stride, padding, dilation, transposed, output_padding, groups
+    return fresh(shape, x.dtype, x.device, _convolved_strides(shape, x, weight, options))
 
 
 def _too_large(x: TensorMeta, weight: TensorMeta, padding: Ints, dilation: Ints) -> str:
@@ -174,7 +175,9 @@ def _too_large(x: TensorMeta, weight: TensorMeta, padding: Ints, dilation: Ints)
     return f"Calculated padded input size per channel: ({places}). Kernel size: ({kernel}). {reason}"
 
 
-def _convolved_strides(shape: tuple[Any, ...], x: TensorMeta, weight: TensorMeta) -> tuple[Any, ...]:
+def _convolved_strides(
+    shape: tuple[Size, ...], x: TensorMeta, weight: TensorMeta, options: tuple[object, ...]
+) -> tuple[Size, ...]:
     """The strides of a result of a convolution or of its backward. One over a line is made row-major, and is then over
     an image of one row, as its weight is."""
     if x.ndim == 3:
@@ -184,8 +187,24 @@ def _convolved_strides(shape: tuple[Any, ...], x: TensorMeta, weight: TensorMeta
         batch, channel, _, place = format_strides((*shape[:2], 1, shape[2]), torch.channels_last)
         return batch, channel, place
     last = x.ndim in (4, 5) and (is_channels_last(x) or is_channels_last(weight))
+    if x.ndim == 5 and last and x.device.type == "cpu" and _is_loop(x, weight, options):
+        last = False
     chosen = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
     return format_strides(shape, chosen if last else torch.contiguous_format)
+
+
+def _is_loop(x: TensorMeta, weight: TensorMeta, options: tuple[object, ...]) -> bool:
+    """Whether volumes are convolved by kernels of ATen's own, which make row-major tensors of all. That may depend on
+    sizes."""
+    batch, least_work, large_batch = x.shape[0], 20480, 16
+    if is_one(batch):
+        surely(product(x.shape[:4]) > least_work)
+    elif torch.get_num_threads() == 1:
+        surely(batch >= large_batch)
+    numbers = [[*map(hint_of, each)] if isinstance(each, (list, tuple)) else each for each in options]
+    with torch._C._DisableTorchDispatch():
+        like = [torch.empty((), dtype=meta.dtype).expand([*map(hint_of, meta.shape)]) for meta in (x, weight)]
+        return "Slow" in str(torch._C._select_conv_backend(*like, None, *numbers))  # type: ignore[arg-type]
 
 
 def _as_image(line: TensorMeta) -> TensorMeta:
@@ -198,7 +217,7 @@ def _convolution_backward(
     grad: TensorMeta, x: TensorMeta, weight: TensorMeta, *rest: Any
 ) -> tuple[TensorMeta | None, ...]:
     def like(meta: TensorMeta) -> TensorMeta:
-        return fresh(meta.shape, meta.dtype, meta.device, _convolved_strides(meta.shape, x, weight))
+        return fresh(meta.shape, meta.dtype, meta.device, _convolved_strides(meta.shape, x, weight, rest[1:-1]))
 
     mask = rest[-1]
     bias = row_major(grad, grad.shape[1:2]) if mask[2] else None

@@ -32,6 +32,14 @@ def elementwise(tensors: list[TensorMeta], dtype: torch.dtype) -> TensorMeta:
     return TensorMeta(shape, result_strides(shape, tensors), 0, dtype, result_device(tensors))
 
 
+_NUMBER = TensorMeta((), (), 0, torch.float64, torch.device("cpu"))
+
+
+def _beside_number(x: TensorMeta, dtype: torch.dtype) -> TensorMeta:
+    """A number is an operand without dimensions, and strides of dimensions with one element are others then."""
+    return TensorMeta(x.shape, result_strides(x.shape, (x, _NUMBER)), 0, dtype, x.device)
+
+
 def floating(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which integers are computed by operations such as exp and mean."""
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
@@ -62,7 +70,10 @@ def _register(ops: str, arity: int, promoted: Callable[[torch.dtype], torch.dtyp
             return elementwise(tensors, promoted(tensors[0].dtype))
         common = result_type(operands)
         computed = common if promoted is _boolean else promoted(common)
-        return elementwise([converted(meta, computed) for meta in tensors], promoted(common))
+        metas = [converted(meta, computed) for meta in tensors]
+        return (
+            elementwise(metas, promoted(common)) if len(metas) == arity else _beside_number(metas[0], promoted(common))
+        )
 
     rule(*ops.split())(infer)
 
@@ -75,9 +86,9 @@ _UNARY_FLOAT = """exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asi
 _UNARY_BOOL = "logical_not isnan isinf isposinf isneginf signbit"
 _BINARY = """add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar mul.Tensor mul.Scalar maximum minimum fmax fmin
     remainder.Tensor remainder.Scalar remainder.Scalar_Tensor fmod.Tensor fmod.Scalar floor_divide floor_divide.Scalar
-    pow.Tensor_Tensor pow.Tensor_Scalar hypot nextafter logaddexp logaddexp2 bitwise_and.Tensor
+    pow.Tensor_Tensor hypot nextafter logaddexp logaddexp2 bitwise_and.Tensor
     bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar
-    bitwise_left_shift.Tensor bitwise_right_shift.Tensor __lshift__.Scalar __rshift__.Scalar clamp_min clamp_max
+    bitwise_left_shift.Tensor bitwise_right_shift.Tensor __lshift__.Scalar __rshift__.Scalar
     clamp_min.Tensor clamp_max.Tensor gcd lcm heaviside"""
 _BINARY_FLOAT = "div.Tensor div.Scalar atan2 copysign.Tensor xlogy.Tensor xlogy.Scalar_Other special_xlog1py"
 _BINARY_BOOL = " ".join(f"{op}.Tensor {op}.Scalar" for op in ("eq", "ne", "lt", "le", "gt", "ge"))
@@ -112,6 +123,11 @@ def _backward_of_input(grad: TensorMeta, x: TensorMeta, *_: object) -> TensorMet
     return elementwise([x, grad], result_type((grad, x)))
 
 
+@rule("pow.Tensor_Scalar", "clamp_min", "clamp_max")
+def _beside_a_parameter(x: TensorMeta, number: object) -> TensorMeta:
+    return elementwise([x], result_type((x, number)))
+
+
 @rule("pow.Scalar")
 def _power_of_number(base: object, exponent: TensorMeta) -> TensorMeta:
     return fresh(exponent.shape, result_type((base, exponent)), exponent.device)
@@ -136,8 +152,8 @@ def _log_sigmoid_backward(grad: TensorMeta, x: TensorMeta, buffer: TensorMeta) -
 @rule("div.Tensor_mode", "div.Scalar_mode")
 def _div_mode(a: TensorMeta, b: object, *, rounding_mode: str | None) -> TensorMeta:
     common = result_type((a, b))
-    tensors = [meta for meta in (a, b) if meta.__class__ is TensorMeta]
-    return elementwise(tensors, floating(common) if rounding_mode is None else common)
+    dtype = floating(common) if rounding_mode is None else common
+    return elementwise([a, b], dtype) if isinstance(b, TensorMeta) else _beside_number(a, dtype)
 
 
 @rule("clamp", "clamp.Tensor")

@@ -3,6 +3,7 @@ and gradients."""
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from collections import Counter
@@ -104,7 +105,12 @@ def distances(x: Tensor, y: Tensor, a: float) -> Any:
 def edges(x: Tensor, y: Tensor, a: float) -> Any:
     wild = torch.where(x > 1, torch.inf, torch.where(x < -1, torch.nan, x))
     filled = torch.nan_to_num(wild, a, 2 * a, -a), torch.nan_to_num(wild, torch.inf * a)
-    return *filled, torch.logit(y.sigmoid(), eps=a / 3), y.clamp_max(a)
+    endless = (
+        y.masked_fill(y.detach() > 1, torch.inf * a),
+        torch.full_like(y, torch.inf * -a),
+        y.clamp_min(a / -math.inf),
+    )
+    return *filled, *endless, torch.logit(y.sigmoid(), eps=a / 3), y.clamp_max(a)
 
 
 def beside(x: Tensor, y: Tensor, a: float) -> Any:
