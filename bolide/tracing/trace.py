@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.nn.functional import scaled_dot_product_attention
 
 from bolide.symbolic import Expr
 from bolide.tracing.meta import found_in
 from bolide.tracing.numbers import data, forms, scalars
 from bolide.tracing.operations import HANDLERS, factories, generators, kinds, primitives, writes
 from bolide.tracing.operations.registry import Handler
+from bolide.tracing.recording import folding
 from bolide.tracing.recording.recorder import Recorder
 from bolide.tracing.tensor import TracedTensor
 
@@ -87,6 +89,8 @@ class Trace(Recorder):
     def perform(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call one of torch's functions, or an operator, for the program."""
         args, kwargs = forms.for_derivatives(function, args, kwargs)
+        if function is scaled_dot_product_attention and not torch._C._len_torch_function_stack():
+            args, kwargs = folding.without_mask(self.constants, args, kwargs)
         if not self.shapes.hints:
             return function(*args, **kwargs)
         try:
