@@ -244,6 +244,12 @@ def _statistics(x: TensorMeta, weight: TensorMeta | None) -> torch.dtype:
     return torch.float32 if mixed else x.dtype
 
 
+def _accumulated(x: TensorMeta, weight: TensorMeta | None) -> torch.dtype:
+    """As `_statistics`; kernels of GPUs keep what they have accumulated."""
+    narrow = x.device.type == "cuda" and x.dtype in (torch.float16, torch.bfloat16)
+    return torch.float32 if narrow else _statistics(x, weight)
+
+
 @rule("native_layer_norm")
 def _layer_norm(
     x: TensorMeta, shape: Ints, weight: TensorMeta | None, bias: TensorMeta | None, eps: float
@@ -265,7 +271,7 @@ def _layer_norm(
             f"Expected {what} to be of same shape as normalized_shape, but got {what} of shape "
             f"{list(parameter.shape) if parameter is not None else None} and normalized_shape = {list(shape)}",
         )
-    stats = row_major(x, (*x.shape[:axis], *([1] * len(shape))), _statistics(x, weight))
+    stats = row_major(x, (*x.shape[:axis], *([1] * len(shape))), _accumulated(x, weight))
     return row_major(x), stats, stats
 
 
@@ -328,7 +334,7 @@ def _batch_norm_backward(grad: TensorMeta, x: TensorMeta, weight: TensorMeta | N
 
 @rule("_native_batch_norm_legit.no_stats")
 def _batch_norm(x: TensorMeta, weight: TensorMeta | None, *_: object) -> tuple[TensorMeta, ...]:
-    stats = row_major(x, (x.shape[1],), _statistics(x, weight))
+    stats = row_major(x, (x.shape[1],), _accumulated(x, weight))
     return _batch_normed(x), stats, stats
 
 
@@ -345,5 +351,5 @@ def _batch_norm_with_stats(x: TensorMeta, weight: TensorMeta | None, *rest: Any)
 
 @rule("_native_batch_norm_legit_no_training")
 def _batch_norm_inference(x: TensorMeta, weight: TensorMeta | None, *_: object) -> tuple[TensorMeta, ...]:
-    empty = row_major(x, (0,), _statistics(x, weight))
+    empty = row_major(x, (0,), _accumulated(x, weight))
     return _batch_normed(x), empty, empty

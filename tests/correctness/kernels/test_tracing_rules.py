@@ -373,3 +373,23 @@ def test_rearranged_images_lie_as_in_eager_whatever_their_size(channels: int, he
                 mine, theirs = compiled(x), program(x)
                 torch.testing.assert_close(mine, theirs)
                 assert [part.stride() for part in mine] == [part.stride() for part in theirs]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_statistics_of_norms_on_either_device(device: str, dtype: torch.dtype) -> None:
+    """A GPU's kernels keep them as they accumulate, a CPU's as the parameters are; but for group norms."""
+    place = torch.device(device, 0) if device == "cuda" else torch.device(device)
+
+    def meta(*shape: int) -> TensorMeta:
+        return meta_of(torch.empty(shape, dtype=dtype, device="meta"))._replace(device=place)
+
+    x, vector = meta(2, 4, 6), meta(4)
+    wide = torch.float32 if device == "cuda" and dtype.itemsize == 2 else dtype
+    _, *stats = infer(torch.ops.aten.native_layer_norm.default, (x, [6], meta(6), meta(6), 1e-5), {})
+    assert [stat.dtype for stat in stats] == [wide, wide]
+    running = (x, vector, vector, vector, vector, True, 0.1, 1e-5)
+    _, *stats = infer(torch.ops.aten._native_batch_norm_legit_functional.default, running, {})
+    assert [stat.dtype for stat in stats] == [wide, wide, dtype, dtype]
+    _, *stats = infer(torch.ops.aten.native_group_norm.default, (x, vector, vector, 2, 4, 6, 2, 1e-5), {})
+    assert [stat.dtype for stat in stats] == [dtype, dtype]
