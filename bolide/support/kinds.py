@@ -343,7 +343,7 @@ _TABLE = (
         "BR0703",
         "user_exception",
         "The program raised an exception",
-        "Eager runs, so that it surfaces with its own traceback.",
+        "Eager runs, so that it surfaces with its own traceback. Where it comes again, the graph ends there.",
         "none needed if the exception is meant",
         "user",
     ),

@@ -164,7 +164,7 @@ def _up_to_break(
         first.machine.progress.tick, refusal = draw
     if refusal.final or not breaks or break_is_error(first.machine):
         refusal.final = True
-    elif refusal.about.scope != "user":
+    elif refusal.about.scope != "user" or _raises_again(first, refusal):
         seconds = time.perf_counter() - begin
         stack = tuple(f.code.frame_at(f.pc - 1) for f in first.machine.frames[1:] if not f.code.plumbing)
         ending = Break(refusal.kind, refusal.reason, refusal.operation, refusal.where, refusal.remedy, stack, seconds)
@@ -176,6 +176,14 @@ def _up_to_break(
             del captured  # the state there cannot be rebuilt: earlier
     _show(notices, None)
     return refusal
+
+
+def _raises_again(first: _Attempt, refusal: Unsupported) -> bool:
+    """Whether the program has raised an exception where it has done so before: it is one that callers handle. What is
+    raised once costs no compilation."""
+    raised, before = first.symbols.history.learnt.raised, len(first.symbols.history.learnt.raised)
+    raised.add(refusal.where)
+    return refusal.kind == "user_exception" and len(raised) == before
 
 
 def _show(notices: Notices, stop: int | None) -> None:

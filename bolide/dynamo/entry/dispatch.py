@@ -26,7 +26,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.entry.capture import capture_rest
 from bolide.dynamo.entry.limits import Trial, drawn, has_derivative, moment
 from bolide.dynamo.entry.replay import Entry
-from bolide.dynamo.entry.versions import Backend, OtherParameters, Versions, Wishes, not_raised
+from bolide.dynamo.entry.versions import Backend, OtherParameters, Versions, Wishes
 from bolide.dynamo.guards.sizes import SizeHistory
 from bolide.dynamo.machine.faults import comes_from_outside
 from bolide.dynamo.program.captured import Captured
@@ -286,7 +286,7 @@ class Dispatcher(Versions):
             result = point.top(*values)
             del values
         if expected is not None:
-            self.warn(not_raised(expected))
+            self.tell_not_raised(expected)
         return result
 
     def _past(self, running: Concrete, suspended: Suspended) -> tuple[Point | None, Any]:

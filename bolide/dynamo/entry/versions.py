@@ -266,7 +266,7 @@ class Versions(ABC):
 
     def without_error(self, expected: str, result: Any) -> Any:
         """Eager has come to `result`, and capture was `expected` to meet an exception of the program's."""
-        self.warn(not_raised(expected))
+        self.tell_not_raised(expected)
         return result
 
     def _not_compiled(self, error: BaseException) -> str | None:
@@ -586,6 +586,11 @@ class Versions(ABC):
             place = e.where or self.place
             events.emit(events.Break(self.name, e.kind, e.reason, e.operation, place, e.remedy, e.stack, e.seconds))
 
+    def tell_not_raised(self, expected: str) -> None:
+        """Warn of an exception that only capture has met. None of those that were met ends a segment."""
+        self.sizes.learnt.raised.clear()
+        self.warn(Unsupported(f"while it was captured, {expected}, which eager did not raise", kind="bug"))
+
     # ---- running in eager --------------------------------------------------------------------------------------------
 
     def again(self, fault: Exception | None, /, *args: object, **kwargs: object) -> Any:
@@ -631,11 +636,6 @@ class Versions(ABC):
         text = describe(f"{self.name} runs in eager", e.kind, e.reason, e.operation, e.where, e.remedy)
         place = e.where or self.place
         warnings.warn_explicit(text, BolideWarning, place.file, place.line)
-
-
-def not_raised(expected: str) -> Unsupported:
-    """Says that eager does without an exception that capture has met."""
-    return Unsupported(f"while it was captured, {expected}, which eager did not raise", kind="bug")
 
 
 def _let_go(captured: Captured) -> None:

@@ -168,6 +168,7 @@ class Learnt:
     recent: frozenset[object] = frozenset()  # values of symbols and texts of the last version: at the next points, too
     warned: set[object] = field(default_factory=set)  # the warnings that have been shown
     apart: set[Location] = field(default_factory=set)  # branches on data that no graph can make
+    raised: set[object] = field(default_factory=set)  # the lines where the program has raised exceptions
     joined: bool = False  # a tensor that is found at two places is one input, also where it was two tensors before
 
     @property

@@ -123,7 +123,8 @@ class Progress:
 
     running: bool = False  # whether `Machine.run` is at work
     started: bool = False  # whether it has come to the first instruction
-    tick: int = 0  # the number of the instruction that was not supported
+    tick: int = 0  # the number of the instruction that was not supported, or has raised
+    raised: int = 0  # the id of what the program has raised last
     lost: Unsupported | None = None  # what went wrong where nothing can be raised
     escaping: BaseException | None = None  # the exception that left a nested run, or a KeyboardInterrupt
     end: int = 0  # the number of the instruction to stop in front of
@@ -455,6 +456,9 @@ class Machine:
                 self.unwind(error)
             except BaseException as error:
                 frame.tick = tick
+                if self.base == 1 and self.progress.raised != id(error):  # one that goes on after a handler is no other
+                    self.progress.raised = id(error)
+                    self.progress.tick = next((f.tick for f in reversed(frames[1:]) if not f.code.ours), 0)
                 self.unwind(error)
         return True
 
