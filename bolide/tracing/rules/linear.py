@@ -278,10 +278,16 @@ def _padded(x: TensorMeta, pad: Ints, dims: int, reflects: bool) -> TensorMeta:
     return in_suggested_format(x, tuple(shape))
 
 
+def _padded_backward(grad: TensorMeta, x: TensorMeta, pad: Ints, dims: int, reflects: bool) -> TensorMeta:
+    wanted = _padded(x, pad, dims, reflects).shape
+    require(not shapes_differ(grad.shape, wanted), f"grad_output has sizes {list(grad.shape)}, not {list(wanted)}")
+    return in_suggested_format(x) if x.device.type == "cpu" else row_major(x)
+
+
 for _kind, _dims in itertools.product(("reflection", "replication"), (1, 2, 3)):
-    rule_of_symbols(getattr(aten, f"{_kind}_pad{_dims}d").default)(
-        functools.partial(_padded, dims=_dims, reflects=_kind == "reflection")
-    )
+    _options: dict[str, Any] = {"dims": _dims, "reflects": _kind == "reflection"}
+    rule_of_symbols(getattr(aten, f"{_kind}_pad{_dims}d").default)(functools.partial(_padded, **_options))
+    rule(f"{_kind}_pad{_dims}d_backward")(functools.partial(_padded_backward, **_options))
 
 
 @rule_of_symbols(aten.im2col.default)

@@ -86,3 +86,20 @@ def test_elements_of_images(name: str) -> None:
                 step[0] = random.choice((step[0], 1, 2, 1000)) if shape[0] == 1 else step[0]
             given = tuple(each.as_strided(each.shape, step) for each, step in zip(given, steps))
             torch.testing.assert_close(bolide.compile(program)(*given), program(*given), check_stride=True)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular", "constant"])
+def test_borders_of_large_images(mode: str) -> None:
+    """The gradient of an image that is no leaf has a format of its own."""
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        inner = x * x
+        padded = F.pad(inner, border, mode=mode)
+        return padded, *torch.autograd.grad(padded.sin().sum(), inner)
+
+    for dims in (1, 2, 3):
+        compiled = bolide.compile(program)
+        for _ in range(3):
+            border = [random.randint(0, 3) for _ in range(2 * dims)]
+            x = drawn([2, 32, *(random.randint(4, 24) for _ in range(dims))], torch.float32).requires_grad_()
+            torch.testing.assert_close(compiled(x), program(x), check_stride=True)
