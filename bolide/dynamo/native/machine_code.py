@@ -39,6 +39,7 @@ EXTERNALS = {
     "context": External("ptr", "_ZN2at13globalContextEv"),
     "deterministic": External("i8", "_ZNK2at7Context23deterministicAlgorithmsEv", ("ptr",)),
     "only_warns": External("i8", "_ZNK2at7Context31deterministicAlgorithmsWarnOnlyEv", ("ptr",)),
+    "requires_grad": External("i8", "_ZNK3c1010TensorImpl13requires_gradEv", ("ptr",)),
     "tracing_state": External("ptr", "_ZN5torch3jit6tracer15getTracingStateEv"),
 }
 """The functions in C that the native check calls."""
@@ -309,6 +310,8 @@ def tensor_fits(tensor: int, facts: int) -> bool:
     if metadata != 0:
         is_marked = byte(metadata, layout.requires_grad) != 0
         is_result = at(metadata, layout.grad_fn) != 0
+        if not (is_marked | is_result):  # a view that was made without gradients is as its base
+            is_marked = call("requires_grad", impl) & 1 != 0
     if (is_marked | is_result) != (flags & ops.REQUIRES_GRAD != 0):
         return False
     if is_result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import weakref
 from collections.abc import Callable, Sequence
@@ -386,3 +387,23 @@ def test_what_memory_held_before_misleads_nobody() -> None:
         del junk
         found.add(_autograd_offsets())
     assert len(found) == 1
+
+
+def test_views_made_without_gradients_require_grad_as_their_base_does() -> None:
+    chance = random.Random(int(os.environ.get("BOLIDE_TEST_SEED", "0")))
+
+    def kept() -> torch.Tensor:
+        leaf = torch.randn(3, 4, requires_grad=chance.random() < 0.5)
+        base = chance.choice([leaf, leaf * 2, leaf.detach(), leaf.data])
+        with torch.set_grad_enabled(chance.random() < 0.3):
+            view = chance.choice(
+                [lambda x: x[1], lambda x: x.t()[:, 0], lambda x: x.unbind()[2], lambda x: x.detach()[0]]
+            )
+            return view(base)  # type: ignore[no-any-return]
+
+    fast = bolide.compile(lambda x: x * 2)
+    views = [kept() for _ in range(12)]
+    for _ in range(40):
+        x = chance.choice(views)
+        with torch.set_grad_enabled(chance.random() < 0.7):
+            assert fast(x).requires_grad is (x * 2).requires_grad
