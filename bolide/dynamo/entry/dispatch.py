@@ -147,7 +147,8 @@ class Dispatcher(Versions):
         self.hops: dict[Shape, Hop | None] = {}  # by where segments have ended
         self.seen: set[Shape] = set()  # where they have ended once
         self.trial: Trial | None = None
-        self.trials = 0  # how many there were
+        self.trials = 0  # how many there were because of versions
+        self.looked = False  # whether there was one because of breaks
         self.made = self.misses = 0  # how many entries, of all points, and how often one was to be made
         self.retired = False  # a trial has shown that eager is faster
         self._scope[self._top] = self.miss
@@ -212,12 +213,26 @@ class Dispatcher(Versions):
         twice the limit that a function without breaks has, and whenever it was twice as often since."""
         self.made += 1
         again = self.made - 1 - sum(bool(point.entries) for point in self.points.values())
-        if self.trial is not None or again < config.cache_size_limit << self.trials + 1 or not config.eager_if_faster:
-            return
-        if self.points and not self.original.__code__.co_flags & _SUSPENDS:
+        if again >= config.cache_size_limit << self.trials + 1 and self._try():
             self.trials += 1
-            self.trial = Trial()
-            self.function.__code__ = self._codes[2]
+
+    def _try(self) -> bool:
+        """Measure from now on, unless that is done already, or may not be."""
+        if self.trial is not None or not config.eager_if_faster:
+            return False
+        if not self.points or self.original.__code__.co_flags & _SUSPENDS:
+            return False
+        self.trial = Trial()
+        self.function.__code__ = self._codes[2]
+        return True
+
+    def _note_breaks(self, misses: int) -> None:
+        """A call has gone through many breaks; `misses`: as it began. What is between them may not be worth it."""
+        if self.misses != misses or self.looked:
+            return
+        with compiling:
+            self.looked = True
+            self._try()
 
     def tried(self, /, *args: object, **kwargs: object) -> object:
         """A call while it is measured which calls are faster."""
@@ -264,7 +279,9 @@ class Dispatcher(Versions):
         state.entering = None
         name, expected = self.name, None
         running: Concrete | None = None
+        misses, count = self.misses, 0
         while type(result) is Suspended:
+            count += _MANY if result.onwards else 1  # what goes on for real may take any time
             expected = result.expected or expected
             start = time.perf_counter() if events.subscribers else 0.0
             fault = None
@@ -287,6 +304,8 @@ class Dispatcher(Versions):
             del values
         if expected is not None:
             self.tell_not_raised(expected)
+        if count >= _MANY:
+            self._note_breaks(misses)
         return result
 
     def _past(self, running: Concrete, suspended: Suspended) -> tuple[Point | None, Any]:
@@ -379,6 +398,7 @@ class Dispatcher(Versions):
         return point
 
 
+_MANY = 4  # breaks in a call after which it is measured whether eager is faster
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR  # a call runs nothing yet
 _UNTRIED = "compile the functions with tensor operations that it calls instead"
 
@@ -405,6 +425,9 @@ Dispatcher.miss._torchdynamo_inline = _of_original  # type: ignore[attr-defined]
 Dispatcher.tried._torchdynamo_inline = _of_original  # type: ignore[attr-defined]
 Dispatcher._other_defaults._torchdynamo_inline = _of_original  # type: ignore[attr-defined]
 Dispatcher.resume._torchdynamo_inline = _result  # type: ignore[attr-defined]
+
+
+_IDLE = 2  # versions without an operation of which a point makes no more
 
 
 class Point(Versions):
@@ -439,6 +462,8 @@ class Point(Versions):
         return Suspended(self.shape, args, onwards=not self.single or bool(self.shape.frames[-1].code.skipped))
 
     def wanted(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+        if self.idle >= _IDLE and self.idle == len(self.entries):
+            return False  # to go on for real costs less than one more version
         return not self.root.retired and super().wanted(args, kwargs)
 
     def capture_now(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Captured:

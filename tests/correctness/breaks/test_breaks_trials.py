@@ -145,3 +145,42 @@ def test_the_programs_random_numbers_are_its_own() -> None:
     ways = [trial.eagerly() for _ in range(40)]
     assert random.getstate() == state
     assert 10 < sum(ways) < 30
+
+
+@pytest.mark.parametrize("slow", ["eager", "resume"])
+def test_a_loop_with_a_break_in_it_is_measured(slow: str, told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(rows: list[Tensor], words: list[str]) -> str:
+        text = ""
+        for row in rows:
+            text += words[int(row.argmax())]
+        return text
+
+    compiled = bolide.compile(program)
+    dispatcher, spent = compiled._bolide, itertools.count()  # type: ignore[attr-defined]
+    call = getattr(dispatcher, slow)
+    monkeypatch.setattr(dispatch, "moment", lambda: next(spent))
+    monkeypatch.setattr(dispatcher, slow, lambda *args: (call(*args), [next(spent) for _ in range(4)])[0])
+    words = [chr(97 + place) for place in range(6)]
+    for _ in range(80):
+        rows = [torch.randn(6) for _ in range(5)]
+        assert compiled(rows, words) == program(rows, words)
+    assert dispatcher.trial is None and dispatcher.retired == (slow == "resume")
+    assert versions(told) <= 4
+
+
+def test_points_without_operations_make_no_version_for_each_way(told: list[Any]) -> None:
+    def program(weights: Tensor, count: int) -> Any:
+        drawn = torch.multinomial(weights.softmax(0), count, replacement=True).tolist()
+        return [number for number in drawn if number % 2 == 0], len(set(drawn)), sorted(drawn)[0]
+
+    compiled = bolide.compile(program)
+    for number in range(30):
+        args = torch.randn(20), 5 + number % 4
+        torch.manual_seed(number)
+        expected = program(*args)
+        torch.manual_seed(number)
+        assert compiled(*args) == expected
+    made = versions(told)
+    for _ in range(20):
+        compiled(torch.randn(20), 6)
+    assert versions(told) <= made + 1 and made <= 20
