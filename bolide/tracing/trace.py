@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.autograd import forward_ad
 from torch.nn.functional import scaled_dot_product_attention
 
 from bolide.symbolic import Expr
@@ -40,6 +41,8 @@ class Trace(Recorder):
             return result
         if (generator := generators.find(args, kwargs)) is not None:
             return generators.draw(self, generator, func, args, kwargs)
+        if self.zeros and (result := factories.of_zeros(self, func, args, kwargs)) is not NotImplemented:
+            return result
         if self.decompositions and (result := decomposed(self, func, args, kwargs)) is not NotImplemented:
             return result
         if self.compliant_only:
@@ -91,6 +94,8 @@ class Trace(Recorder):
         args, kwargs = forms.for_derivatives(function, args, kwargs)
         if function is scaled_dot_product_attention and not torch._C._len_torch_function_stack():
             args, kwargs = folding.without_mask(self.constants, args, kwargs)
+        if forward_ad._current_level >= 0:
+            function, args, kwargs = forms.with_scalars(function, args, kwargs), (), {}
         if not self.shapes.hints:
             return function(*args, **kwargs)
         try:

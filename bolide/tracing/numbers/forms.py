@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from bolide.symbolic import Ratio, Size
@@ -57,8 +58,8 @@ def for_derivatives(
         return args, kwargs
     operands = (getattr(function, "__self__", None), *args, *kwargs.values())
     tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
-    derived = any(tensor.requires_grad for tensor in tensors)
-    if not derived or (tensors[0].dtype.itemsize < 4 and name.startswith("lerp")):
+    derived = forward_ad._current_level >= 0 or any(tensor.requires_grad for tensor in tensors)
+    if not derived or not tensors or (tensors[0].dtype.itemsize < 4 and name.startswith("lerp")):
         return args, kwargs  # (the derivative of a `lerp` would round the weight)
     dtype = torch.result_type(tensors[0], 1.0)
     return tuple([_derivable(arg, dtype) for arg in args]), {key: _derivable(arg, dtype) for key, arg in kwargs.items()}
@@ -68,6 +69,42 @@ def _derivable(arg: object, dtype: torch.dtype) -> object:
     if isinstance(arg, torch.SymInt):
         return int(arg)
     return of(arg).tensor.to(dtype) if isinstance(arg, torch.SymFloat) else arg
+
+
+_WITH_NUMBERS = {
+    **dict.fromkeys(("add", "iadd", "radd"), "add"),
+    **dict.fromkeys(("sub", "isub", "subtract"), "sub"),
+    **dict.fromkeys(("mul", "imul", "rmul", "multiply"), "mul"),
+    **dict.fromkeys(("div", "divide", "itruediv", "truediv", "true_divide"), "div"),
+    **dict.fromkeys(("rdiv", "rtruediv"), "rdiv"),
+}
+
+
+def with_scalars(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Any]
+) -> Callable[[], object]:
+    """The call of a function in a dual level: where a tensor is computed with a number, of the operation for numbers.
+    That for tensors has C++ read the tangent of the number."""
+    said = getattr(function, "__name__", "")
+    name = _WITH_NUMBERS.get(said.strip("_"))
+    owner = getattr(function, "__self__", None)
+    operands = (owner, *args) if isinstance(owner, torch.Tensor) else args
+    as_it_is = partial(function, *args, **kwargs)
+    if name is None or len(operands) != 2 or kwargs.keys() - {"alpha"}:
+        return as_it_is
+    one, other = operands
+    if isinstance(other, torch.Tensor) and isinstance(one, _NUMBERS) and name != "sub":
+        one, other, name = other, one, "rdiv" if name == "div" else name
+    if not isinstance(one, torch.Tensor) or not isinstance(other, _NUMBERS):
+        return as_it_is
+    if name == "rdiv":
+        return lambda: torch.ops.aten.mul.Scalar(one.reciprocal(), other)
+    in_place = said.strip("_").startswith("i") or (said.endswith("_") and not said.endswith("__"))
+    operation = getattr(torch.ops.aten, f"{name}_" if in_place else name).Scalar
+    return partial(operation, one, other * kwargs["alpha"] if kwargs else other)
+
+
+_NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat)
 
 
 def _has_scalar(value: Any) -> bool:

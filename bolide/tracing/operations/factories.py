@@ -19,7 +19,9 @@ from bolide.tracing.operations.registry import handler
 from bolide.tracing.operations.writes import refuse_overlaps
 from bolide.tracing.recording.recorder import Recorder
 from bolide.tracing.rules.common import broadcast_shapes, format_strides, fresh, like_strides, may_be_negative, surely
+from bolide.tracing.rules.registry import infer
 from bolide.tracing.tensor import TracedTensor
+from bolide.tracing.traits import traits_of
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -157,7 +159,7 @@ def _content(trace: Recorder, func: OpOverload, given: tuple[Any, ...]) -> Any:
     return _plain(trace, given[0]) if "full" in func._opname else int("ones" in func._opname)
 
 
-@handler("zeros", "ones", "empty.memory_format", "empty_strided", "full", "_efficientzerotensor")
+@handler("zeros", "ones", "empty.memory_format", "empty_strided", "full")
 def _factory(trace: Recorder, func: OpOverload, shape: list[Size], *given: Any, **options: Any) -> TracedTensor:
     dtype, device = dtype_and_device(options)
     if func is aten.zeros.default:
@@ -276,3 +278,58 @@ def _resize_(
         reason = "resize_ makes a tensor with elements larger"
         raise Unsupported(reason, trace.where, "make a new tensor", kind="tensor_write")
     return tensor
+
+
+# ---- tangents that are zero ------------------------------------------------------------------------------------------
+
+# ATen makes them in forward mode: a product with one is zero, with infinity too, and a sum is the other operand.
+
+_PRODUCTS = frozenset((aten.mul.Tensor, aten.mul.Scalar, aten.dot.default, aten.vdot.default))
+_QUOTIENTS = frozenset((aten.div.Tensor, aten.div.Scalar))
+_SUMS = frozenset((aten.add.Tensor, aten.sub.Tensor))
+
+
+@handler("_efficientzerotensor")
+def _zero(trace: Recorder, func: OpOverload, shape: list[Size], **options: object) -> TracedTensor:
+    return _noted(trace, full(trace, shape, 0, *dtype_and_device(options)))
+
+
+def _noted(trace: Recorder, zero: TracedTensor) -> TracedTensor:
+    trace.zeros.add(zero.node)
+    return zero
+
+
+def _is_zero(trace: Recorder, arg: object) -> bool:
+    if not isinstance(arg, TracedTensor):
+        return False
+    node = arg.node
+    while (
+        node not in trace.zeros
+        and node.args
+        and isinstance(node.args[0], torch.fx.Node)
+        and traits_of(node.target).view
+    ):
+        node = node.args[0]
+    return node in trace.zeros
+
+
+def of_zeros(trace: Recorder, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, float]) -> object:
+    """What an operation with such a tangent answers; NotImplemented where it is as others."""
+    if func not in _PRODUCTS and func not in _QUOTIENTS and func not in _SUMS:
+        return NotImplemented
+    one, other = (_is_zero(trace, arg) for arg in args[:2])
+    if not (one or (other and func not in _QUOTIENTS)):
+        return NotImplemented
+    nodes = [trace.unwrap(arg) for arg in args]
+    meta: TensorMeta = infer(func, nodes, kwargs, trace.shapes if trace.shapes.hints else None)
+    if func not in _SUMS or (one and other):
+        return _noted(trace, full(trace, meta.shape, 0, meta.dtype, meta.device))
+    node = trace.call(aten._to_copy.default, nodes[one], dtype=meta.dtype)
+    factor = kwargs.get("alpha", 1) if one else 1
+    factor = -factor if one and func is aten.sub.Tensor else factor
+    if factor != 1:
+        node = trace.call(aten.mul.Tensor, node, factor)
+    if not same_sizes(node.meta["val"].shape, meta.shape):
+        node = trace.call(aten.expand.default, node, [trace.unwrap(size) for size in meta.shape])
+        node = trace.call(aten.clone.default, node, memory_format=torch.contiguous_format)
+    return trace.wrap(node)

@@ -19,10 +19,9 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from bolide.symbolic import Size, hint_of, is_data, is_undecided, product, same_size, same_sizes, times
-from bolide.tracing.recording import batches
+from bolide.tracing.recording import batches, norms
 from bolide.tracing.recording.formulas import FORMULAS, or_theirs
 from bolide.tracing.recording.layers import layer
-from bolide.tracing.recording.norms import batch_norm_backward
 from bolide.tracing.rules.common import broadcast_shapes, is_contiguous, suggested_format, wrap_dim
 from bolide.tracing.rules.linear import row_options
 from bolide.tracing.rules.registry import remembered
@@ -37,7 +36,7 @@ _installed: list[OpOverload] = []
 def install() -> None:
     """Put our kernels before torch's (once per process)."""
     if not _installed:
-        ours: dict[OpOverload, Callable[..., Any]] = {
+        ours: dict[OpOverload, Callable[..., object]] = {
             aten.contiguous.default: _of_primitives(contiguous),
             aten.dropout.default: dropout,
             aten.fill_diagonal_.default: fill_diagonal,
@@ -69,11 +68,11 @@ def install() -> None:
                 if theirs is not None or (composite and key is _COMPOSITE):  # torch.export asks which are composite
                     op.py_kernels[key] = _of_traced(kernel, op, theirs)
             op._dispatch_cache.clear()
-        aten.native_batch_norm_backward.default.py_kernels[DispatchKey.Autograd] = batch_norm_backward
-        aten.native_batch_norm_backward.default._dispatch_cache.clear()
-        for op, rule in batches.kernels().items():
-            op.py_kernels[DispatchKey.FuncTorchBatched] = rule
-            op._dispatch_cache.clear()
+        rules = (DispatchKey.Autograd, norms.kernels()), (DispatchKey.FuncTorchBatched, batches.kernels())
+        for key, known in rules:
+            for op, kernel in known.items():
+                op.py_kernels[key] = kernel
+                op._dispatch_cache.clear()
 
 
 _MARGINS = (aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default)

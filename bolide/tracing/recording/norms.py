@@ -1,17 +1,20 @@
-"""The second derivative of a batch norm, for symbolic sizes: ATen's own is a formula in C++ that asks for the values of
-sizes."""
+"""Norms in forward mode, and the second derivative of a batch norm, for symbolic sizes: ATen's own are formulas in C++
+that ask for the values of sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import _VF, Tensor
 from torch._C import DispatchKey, _functorch
+from torch._C._functorch import TransformType
+from torch._ops import OpOverload
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from bolide.symbolic import product
+from bolide.symbolic import Size, product, same_sizes
 
 aten = torch.ops.aten
 _backward = aten.native_batch_norm_backward.default
@@ -90,11 +93,112 @@ def batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, *rest: o
     """The kernel for autograd of `native_batch_norm_backward`, at one level of transforms."""
     derived = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (grad, x, weight))
     if not derived or forward_ad._current_level >= 0:
-        key = DispatchKey.AutogradCUDA if x.device.type == "cuda" else DispatchKey.AutogradCPU
-        return _backward._op_dk(key, grad, x, weight, *rest)
+        return _backward._op_dk(DispatchKey.Autograd, grad, x, weight, *rest)
     allowed = _functorch.get_single_level_autograd_function_allowed()
     _functorch.set_single_level_autograd_function_allowed(True)
     try:
         return _BatchNormBackward.apply(grad, x, weight, *rest)  # type: ignore[attr-defined]
     finally:
         _functorch.set_single_level_autograd_function_allowed(allowed)
+
+
+# ---- forward mode ----------------------------------------------------------------------------------------------------
+
+
+def _in_forward_mode(op: OpOverload, norm: Callable[..., Tensor], exact: bool = False) -> Callable[..., object]:
+    """The kernel for autograd of a norm, at one level of transforms. Where it has a tangent, its result is that of
+    `norm`, made of operations whose derivatives ask nothing. Statistics have no derivatives, in eager neither."""
+
+    def kernel(x: Tensor, *args: object) -> object:
+        if forward_ad._current_level < 0 or not _is_composed(x, args, exact):
+            return op._op_dk(DispatchKey.Autograd, x, *args)
+        with torch._C._AutoDispatchBelowAutograd():
+            plain, *statistics = op(x, *args)
+        wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+        out = norm(x.to(wide), *args).to(plain.dtype)
+        if not same_sizes(out.stride(), plain.stride()):
+            out = torch.empty_like(plain).copy_(out)
+        return out, *statistics
+
+    return kernel
+
+
+def _is_composed(x: Tensor, args: tuple[object, ...], exact: bool) -> bool:
+    """Whether this level has a tangent, or is a gradient with one. Where the tangent has derivatives, eager's formula
+    takes the statistics for constants, unless it is `exact`: that is left to it."""
+    levels = [each.key() for each in _functorch.get_interpreter_stack() or ()]
+    if not levels:
+        tensors = [arg for arg in (x, *args) if isinstance(arg, Tensor)]
+        has_tangent = any(_VF._unpack_dual(tensor, level=0)[1] is not None for tensor in tensors)
+        return has_tangent and (exact or not x.requires_grad)
+    if levels[-1] == TransformType.Grad:
+        return TransformType.Jvp in levels
+    derived = TransformType.Jvp in levels[:-1] or TransformType.Grad in levels
+    while _functorch.is_functorch_wrapped_tensor(x):
+        x = _functorch.get_unwrapped(x)
+    return exact or not (derived or x.requires_grad)
+
+
+def _normal(x: Tensor, dims: list[int], eps: float) -> Tensor:
+    centered = x - x.mean(dims, keepdim=True)
+    return centered * _inverse(centered.square().mean(dims, keepdim=True), eps)
+
+
+def _inverse(variance: Tensor, eps: float) -> Tensor:
+    return aten.add.Scalar(variance, eps).rsqrt()  # type: ignore[no-any-return]
+
+
+def _layer_norm(x: Tensor, shape: list[Size], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    normal = _normal(x, list(range(-len(shape), 0)), eps)
+    scaled = normal if weight is None else normal * weight
+    return scaled if bias is None else scaled + bias
+
+
+def _of_channels(x: Tensor, value: Tensor) -> Tensor:
+    return value.view(1, -1, *[1] * (x.dim() - 2))
+
+
+def _weighed(normal: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    scaled = normal if weight is None else normal * _of_channels(normal, weight)
+    return scaled if bias is None else scaled + _of_channels(normal, bias)
+
+
+def _group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    count: Size,
+    channels: Size,
+    length: Size,
+    groups: int,
+    eps: float,
+) -> Tensor:
+    rows = x.reshape(count, groups, channels // groups * length)
+    return _weighed(_normal(rows, [2], eps).view(x.shape), weight, bias)
+
+
+def _batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    train: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    if train:
+        return _weighed(_normal(x, [0, *range(2, x.dim())], eps), weight, bias)
+    assert mean is not None and variance is not None
+    normal = (x - _of_channels(x, mean)) * _inverse(_of_channels(x, variance), eps)
+    return _weighed(normal, weight, bias)
+
+
+def kernels() -> dict[OpOverload, Callable[..., object]]:
+    """Our kernels for autograd."""
+    norms: dict[OpOverload, Callable[..., object]] = {
+        aten.native_layer_norm.default: _in_forward_mode(aten.native_layer_norm.default, _layer_norm),
+        aten.native_group_norm.default: _in_forward_mode(aten.native_group_norm.default, _group_norm, exact=True),
+        aten.native_batch_norm.default: _in_forward_mode(aten.native_batch_norm.default, _batch_norm),
+    }
+    return {_backward: batch_norm_backward, **norms}

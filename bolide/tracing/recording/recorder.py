@@ -123,6 +123,7 @@ class Recorder(abc.ABC):
         self.functional_only: str | None = None
         self.wrappers: dict[int, tuple[TensorMeta, TracedTensor]] = {}  # one for each meta of symbolic sizes, by id
         self.seeds: dict[Node, TracedTensor] = {}  # as tensors, for the parts that draw
+        self.zeros: set[Node] = set()  # tangents of what has none (see `factories.of_zeros`)
         self._draws: dict[torch.device, tuple[Node, int]] = {}  # seeds, and how many draws they had
         self._mode = RecordingMode(self)
         self.graded: list[weakref.ref[TracedTensor]] = []
