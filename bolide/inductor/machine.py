@@ -89,6 +89,9 @@ class Machine:
     #: As many parts of all results as there are threads are enough. Reductions to places (argmax) get parts from so
     #: many elements on: their places go through memory with the values.
     enough_parts: int = 1 << 18
+    #: As `enough_parts`, of what is stored as it is summed: a thread does more for each element. (H200, GELU's gradient
+    #: and its sum: 0.82 of the time in bfloat16; sums alone 1.07.)
+    parts_with_stores: int = 1 << 18
     places_length: int = 1 << 17
     #: Scans that fewer threads than `scan_threads` would share (0: none) are made in runs, of at least `scan_row`
     #: elements along memory, or `scan_column` across it.
@@ -175,6 +178,9 @@ class Machine:
     teams: tuple[int, ...] = (1,)
     largest_team: int = 1
     most_turns: int = 32
+    #: So few teams are alone on a GPU: their time is that of loads that wait for each other, and each thread has fewer.
+    lone_rows: int = 16
+    lone_turns: int = 8
     #: Fewer threads than this leave a GPU idle: so teams share reductions of at least `least_shared` elements that
     #: lie across memory, if all in all these are so few that caches hold them.
     few_threads: int = 0
@@ -221,6 +227,7 @@ HOPPER = Machine(
     least_with_rest=16,
     most_parts=1 << 10,
     places_length=1 << 9,
+    parts_with_stores=1 << 20,
     scan_threads=1 << 18,
     most_multiplications=0,
     most_places=0,

@@ -45,6 +45,23 @@ def test_sums_of_any_length(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
             torch.testing.assert_close(mine, theirs)
 
 
+def test_rows_of_several_axes_from_either_end(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Every other pass over a row begins with what the last one has read last."""
+    gpu_emulated.emulate(monkeypatch.setattr)
+    torch.manual_seed(seed)
+
+    def normed(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        shifted = (x - x.amax((2, 3), keepdim=True)).exp()
+        return F.silu(F.group_norm(x, 2, weight)), shifted / shifted.sum((2, 3), keepdim=True), x.var((1, 2, 3))
+
+    for _ in range(3):
+        channels, height, width = torch.randint(1, 6, ()).item() * 2, *torch.randint(2, 40, (2,)).tolist()
+        x, weight = torch.randn(3, channels, height, width).transpose(2, 3), torch.rand(channels)
+        for given in (x, x.contiguous()):
+            for mine, theirs in zip(bolide.compile(normed, dynamic=False)(given, weight), normed(given, weight)):
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_columns_of_any_length_in_parts(dynamic: bool, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """What is left behind parts of one length, each part takes an element of."""

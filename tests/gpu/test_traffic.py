@@ -75,6 +75,36 @@ def test_training_reads_and_writes_little(
     assert len(moved) <= most, moved
 
 
+def test_gradients_through_a_batch_norm_are_not_stored_in_between(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """The forward reads its input twice, the backward the input and the gradient: for their sums, then for the
+    input's gradient."""
+    torch.manual_seed(seed)
+    machine = replace(HOPPER, row_length=1 << 6, long_moments=1 << 6)
+    monkeypatch.setattr(gpu_emulated, "HOPPER", machine)
+    gpu_emulated.emulate(monkeypatch.setattr)
+    moved: list[str] = []
+
+    def counted(kernels: Sequence[Kernel], *more: object) -> list[object]:
+        for kernel in kernels:
+            moved.extend(p.name for p in kernel.params if p.numel.bounds() == (x.numel(), x.numel()))
+        return compiled(kernels)
+
+    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.relu(F.batch_norm(x, None, None, weight, bias, training=True))
+
+    compiled = gpu_emulated.compiled
+    monkeypatch.setattr("bolide.inductor.compiled_graph.compile_kernels", counted)
+    x, weight, bias = torch.randn(16, 4, 8, 8), torch.rand(4) + 0.5, torch.randn(4)
+    arguments = [tensor.requires_grad_() for tensor in (x, weight, bias)]
+    given = torch.randn_like(x)
+    eager = torch.autograd.grad(function(*arguments), arguments, given)
+    result = bolide.compile(function)(*arguments)
+    torch.testing.assert_close(result, function(*arguments))
+    for mine, theirs in zip(torch.autograd.grad(result, arguments, given), eager):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert len(moved) <= 7, moved
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_batch_norm_as_a_gpu_calls_it(layout: torch.memory_format, seed: int) -> None:
     """cuDNN's operator is compiled as the native one: outputs, gradients, running statistics."""

@@ -130,16 +130,28 @@ def _worth(definition: Computed, readers: list[Definition], machine: Machine, ti
         return True
     if len(readers) == 1:
         return not (again or expands) or work <= machine.cheap_work
+    if machine.holds_rows and not expands and max([number for number, _ in points]) == 1 and work <= machine.cheap_work:
+        return _is_read_anyway(definition, readers)
     return not again and not expands and loads <= 2 and work <= machine.free_work
 
 
 def _loads(definition: Computed, machine: Machine) -> int:
     """The loads that count, of a definition that is computed again."""
-    loads = loads_of((definition.value,))
-    if not machine.holds_rows:
-        return len(loads)
+    return len(_whole_loads(definition) if machine.holds_rows else loads_of((definition.value,)))
+
+
+def _whole_loads(definition: Computed) -> list[Node]:
+    """The loads of a definition but for what is the same along some of its axes."""
     axes = {name for name, extent in zip(definition.axes, definition.shape) if not is_one(extent)}
-    return sum(bool(load.src) or load.arg.free_vars >= axes for load in loads)
+    return [load for load in loads_of((definition.value,)) if load.src or load.arg.free_vars >= axes]
+
+
+def _is_read_anyway(definition: Computed, readers: list[Definition]) -> bool:
+    """Whether a value need not be stored for those who read it when it has been summed: they load what it is made of,
+    but for one operand, which they load in its place (gradients through a batch norm and what follows it)."""
+    made_of = {load.arg.buffer for load in _whole_loads(definition)}
+    later = [reader for reader in readers if isinstance(reader, Computed) and reader.reduce_op is None]
+    return len(later) < len(readers) and all(len(made_of - reads(reader)) <= 1 for reader in later)
 
 
 def _points(reader: Definition, name: str) -> tuple[int, bool]:

@@ -203,6 +203,9 @@ def _passes(
                 run(level - 1).behind += store
     ordered = [passes[level] for level in sorted(passes)]
     scratch = save_across_passes(ordered, schedule, machine) if len(ordered) > 1 else []
+    if machine.device == "cuda" and len(schedule.inner) > 1 and not any(piece.stage.scan for piece in pieces):
+        for current in ordered[1::2]:
+            current.inside[:] = _backwards(current.inside, schedule)
     for current in ordered:
         body += current.inits
         if current.inside:
@@ -213,6 +216,21 @@ def _passes(
             body += _loops(axes, tuple(current.inside))
         body += current.behind
     return tuple(body), scratch
+
+
+def _backwards(inside: Sequence[Stmt], schedule: Schedule) -> list[Stmt]:
+    """A pass over a row that goes through it from its end: caches hold what the pass before it has read last."""
+    axis = next(axis for axis in schedule.inner if axis.name != schedule.vector)
+    place = {axis.name: axis.extent - 1 - axis_var(axis.name, axis.extent)}
+    new = substitute(place)
+    turned: list[Stmt] = []
+    for statement in inside:
+        assert isinstance(statement, (Store, Update))
+        if isinstance(statement, Store):
+            access = replace(statement.access, index=statement.access.index.subs(place))
+            statement = replace(statement, access=access)
+        turned.append(with_roots(statement, new))
+    return turned
 
 
 def _column(stage: Stage, schedule: Schedule) -> Access:

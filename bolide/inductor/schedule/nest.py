@@ -230,9 +230,10 @@ def _with_team(
     if scans and length < machine.lanes // 2:
         return replace(schedule.with_vector(None, "few elements to scan"), team=1)
     points = math.prod([_usual(axis.extent, machine, sizes) for axis in schedule.inner])
-    turns = 2 * machine.most_turns if picks else machine.most_turns
-    turns = turns // 2 if schedule.parts is not None else turns  # with registers for sums of columns
     rows = math.prod([_usual(axis.extent, machine, sizes) for axis in schedule.outer])
+    turns = 2 * machine.most_turns if picks else machine.most_turns
+    turns = machine.lone_turns if rows <= machine.lone_rows and not picks and not scans else turns
+    turns = turns // 2 if schedule.parts is not None else turns  # with registers for sums of columns
     known = (*machine.teams, machine.largest_team) if rows < machine.split_rows and not scans else machine.teams
     teams = [team for team in known if team <= length] or [*machine.teams[:1]]
     team = next((team for team in teams if points <= team * turns), teams[-1])

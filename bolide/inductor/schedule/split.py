@@ -78,13 +78,16 @@ def split_reductions(program: Program, machine: Machine) -> Program:
     computed = [each for each in program.definitions if isinstance(each, Computed)]
     by_rows = [*filter(_is_of_rows, computed)] if machine.part_rows else []
     buffers = program.buffers() if by_rows else {}
+    stored = {each.name for each in computed if each.reduce_op is None}
+    storing = replace(machine, enough_parts=machine.parts_with_stores)
 
     def in_parts(definition: Definition) -> list[Definition]:
         if not isinstance(definition, Computed) or definition.name in marks:
             return [definition]
         if size := _rows_of_part(definition, by_rows, buffers, machine, program.size_vars):
             return _in_parts_of(definition, size)
-        if at := _parts(definition, machine, program.size_vars):
+        alone = stored.isdisjoint(_read(definition))
+        if at := _parts(definition, machine if alone else storing, program.size_vars):
             return _split(definition, *at)
         return [definition]
 

@@ -14,7 +14,7 @@ from bolide.symbolic import Expr
     "columns, rows, team",
     [
         (1024, 1024, 32),  # few results: teams share the rows
-        (8, 4096, 128),
+        (8, 4096, 512),
         (1024, 32, 1),  # each thread has little to do
         (1 << 15, 1024, 1),  # enough threads
         (1 << 12, 1 << 14, 1),  # so much that it is to be read in order
@@ -31,7 +31,7 @@ def test_few_results_of_long_columns_are_shared(columns: int, rows: int, team: i
 @pytest.mark.parametrize(("columns", "teams"), [(1000, (32, 32)), (2048, (128, 32)), (4096, (128, 128))])
 def test_teams_that_look_for_places_have_fewer_threads(columns: int, teams: tuple[int, int]) -> None:
     row = Axis("j", Expr.const(columns), "reduce_vector")
-    schedule = Schedule((Axis("i", Expr.const(9), "parallel"),), (row,), (), 1).with_vector("j", "")
+    schedule = Schedule((Axis("i", Expr.const(64), "parallel"),), (row,), (), 1).with_vector("j", "")
     assert tuple(in_teams(schedule, HOPPER, picks, {}).team for picks in (False, True)) == teams
 
 
@@ -65,4 +65,11 @@ def test_few_results_of_symbolic_number_share_rests(typical: int, team: int) -> 
 @pytest.mark.parametrize("rows, team", [(1, 1024), (255, 1024), (256, 512), (1 << 15, 512)])
 def test_only_few_rows_have_the_largest_teams(rows: int, team: int) -> None:
     outer, inner = (Axis("i", Expr.const(rows), "parallel"),), (Axis("j", Expr.const(50257), "reduce_vector"),)
+    assert in_teams(Schedule(outer, inner, (), 1), HOPPER, False, {}).team == team
+
+
+@pytest.mark.parametrize("rows, length, team", [(1, 4096, 512), (1, 1 << 15, 1024), (16, 300, 128), (17, 4096, 128)])
+def test_lone_teams_have_more_threads(rows: int, length: int, team: int) -> None:
+    """Nothing else hides how long their loads take."""
+    outer, inner = (Axis("i", Expr.const(rows), "parallel"),), (Axis("j", Expr.const(length), "reduce_vector"),)
     assert in_teams(Schedule(outer, inner, (), 1), HOPPER, False, {}).team == team

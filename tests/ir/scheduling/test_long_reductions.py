@@ -230,3 +230,14 @@ def test_results_do_not_depend_on_the_number_of_threads():
     finally:
         torch.set_num_threads(before)
     assert len(results) == 1
+
+
+def test_sums_of_what_is_stored_as_well_have_more_parts():
+    """A thread does more for each element then."""
+    numbers = []
+    for function in (lambda x: (x.tanh().sum(0),), lambda x: (y := x.tanh().exp(), y.sum(0))):
+        lowered = lower(graph_of(function, (torch.empty(1 << 13, 1 << 10),))[0], machine=HOPPER)
+        after = split_reductions(inline(lowered, HOPPER), HOPPER)
+        (parts,) = (d for d in after.definitions if d.name.endswith("_parts"))
+        numbers.append(parts.shape[0].value)
+    assert numbers == [HOPPER.enough_parts >> 10, HOPPER.parts_with_stores >> 10]
