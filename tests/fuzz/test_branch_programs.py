@@ -44,7 +44,10 @@ class Writer:
         self.line(1, "a, b, c, n, m, flag = x * 1.5, x @ w, x.sin(), 2, 0.75, False")
         self.line(1, "kept, table, box = [a, b], {'p': c}, Box(x * v)")
         self.line(
-            1, self.pick("s = a.detach().sin()", "s = a.detach()", "s = x.detach() + 1; s = s.view(-1).view(x.shape)")
+            1,
+            self.pick(
+                "s = a.detach().sin()", "s = a.detach().clone()", "s = x.detach() + 1; s = s.view(-1).view(x.shape)"
+            ),
         )
         self.line(1, self.pick("r = s[0]", "r = s.sum(0)"))
         if self.plain:
