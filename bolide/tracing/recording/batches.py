@@ -236,6 +236,58 @@ def _group_norm_backward(
     return to_x, products.sum(rest) if mask[1] else None, g.sum(rest) if mask[2] else None
 
 
+def _folded(size: Size, x: Item) -> Tensor:
+    """A batch of items of images, as images with the channels of all items."""
+    return x.whole(size).movedim(0, 1).flatten(1, 2)
+
+
+def _unfolded(size: Size, images: Tensor) -> Tensor:
+    return images.unflatten(1, (size, -1)).movedim(1, 0)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _channels(size: Size, value: Item | None) -> Tensor | None:
+    """The numbers of the channels of all items."""
+    return None if value is None else value.whole(size).flatten()
+
+
+def _batch_norm(
+    size: Size,
+    x: Item,
+    weight: Item | None,
+    bias: Item | None,
+    mean: Item | None,
+    variance: Item | None,
+    train: bool,
+    *options: float,
+) -> object:
+    if x.dim < 2 or (train and (mean is not None or variance is not None)):
+        return NotImplemented  # these are written
+    numbers = [_channels(size, item) for item in (weight, bias, mean, variance)]
+    out, *saved = aten.native_batch_norm.default(_folded(size, x), *numbers, train, *options)
+    return _unfolded(size, out), *[each.view(size, -1) if each.numel() else each.new_empty(size, 0) for each in saved]
+
+
+def _batch_norm_backward(
+    size: Size,
+    grad: Item,
+    x: Item,
+    weight: Item | None,
+    mean: Item | None,
+    variance: Item | None,
+    saved_mean: Item | None,
+    saved_scale: Item | None,
+    train: bool,
+    eps: float,
+    mask: list[bool],
+) -> object:
+    numbers = [_channels(size, item) for item in (weight, mean, variance, saved_mean, saved_scale)]
+    images = _folded(size, grad), _folded(size, x)
+    to_x, *rest = aten.native_batch_norm_backward.default(*images, *numbers, train, eps, mask)
+    return None if to_x is None else _unfolded(size, to_x), *[
+        None if each is None else each.view(size, -1) for each in rest
+    ]
+
+
 def _of_images(op: OpOverload, *places: int, alone: int = 3) -> Callable[..., object]:
     """The rule of an operation on images, which are the arguments at `places`: all of them are one batch. With so many
     dimensions as `alone` an item is one image."""
@@ -308,6 +360,8 @@ _RULES: dict[OpOverload, Callable[..., object]] = {
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward,
+    aten.native_batch_norm.default: _batch_norm,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.convolution.default: _of_images(aten.convolution.default, 0, alone=0),
     aten.convolution_backward.default: _convolution_backward,
     **{op: _of_images(op, *places) for op, places in _ON_IMAGES.items()},

@@ -43,6 +43,14 @@ ITEMS: dict[str, Item] = {
     "layer_norm_shifted": lambda a, i: F.layer_norm(a.double(), (3,), WEIGHT, a[1].double()),
     "group_norm": lambda a, i: F.group_norm(a[None].double(), 2, CHANNELS, CHANNELS.exp()),
     "group_norm_of_each": lambda a, i: F.group_norm(a.expand(2, 4, 3).double(), 2, a[:, 0].double(), a[:, 1].double()),
+    "batch_norm": lambda a, i: F.batch_norm(a.T.double(), None, None, CHANNELS, CHANNELS.exp(), training=True),
+    "batch_norm_of_each": lambda a, i: F.batch_norm(
+        a.double(), a[0].detach().double(), a[1].detach().double().exp(), a[2].double(), a[3].double()
+    ),
+    "batch_norm_of_images": lambda a, i: F.batch_norm(
+        a.double().expand(2, 4, 3), CHANNELS, CHANNELS.exp(), None, a[:, 0].double()
+    ),
+    "instance_norm": lambda a, i: F.instance_norm(a[None].double(), None, None, a[:, 0].double(), CHANNELS),
     "parts": lambda a, i: a[1] * 2 + a[-2:, 1:].sum() + a[::2].prod(),
     "pooled": lambda a, i: F.max_pool2d(a[None], 2, 1) + F.adaptive_avg_pool2d(a[None], (3, 2)),
     "sorted": lambda a, i: a.sort(0)[0] + a.topk(2)[0].sum(),
