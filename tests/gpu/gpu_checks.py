@@ -21,8 +21,9 @@ LIMITS = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch
 SIZES = (33, 64, 257)
 """What programs are called with, one after the other."""
 
-ULPS = 4
-"""Of results that are compared one by one: largest difference from eager, in units in the last place."""
+ULPS = {torch.float64: 8}
+"""Of results that are compared one by one: largest difference in units in the last place, 4 where nothing else is said.
+Of float64 there is nothing truer than eager's, which has up to 5 itself (erfc, of CUDA's documentation)."""
 
 MODELS = ("mlp", "gpt2", "bert", "llama", "resnet18", "vit", "t5", "unet", "lstm")
 MODEL_LIMITS = {"float32": 1e-3, "bfloat16": 6e-2, "autocast": 6e-2}
@@ -89,7 +90,7 @@ def _each(got: list[Tensor], eager: list[Tensor], exact: list[Tensor], arguments
         error = ((g.double() - true.double()).abs() / unit.double()).nan_to_num(0.0, torch.inf)
         error = torch.where(((g == e) | (g == true)), 0.0, error)
         at = int(error.argmax())
-        if float(error[at]) > ULPS:
+        if float(error[at]) > ULPS.get(e.dtype, 4):
             raise Wrong(
                 f"of {_at(arguments, at)}: {g[at].item()!r}, eager {e[at].item()!r}, {float(error[at]):.3g} ulp"
             )
