@@ -62,6 +62,24 @@ def test_rows_of_several_axes_from_either_end(monkeypatch: pytest.MonkeyPatch, s
                 torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_gradients_that_a_pass_over_rows_stores_as_well(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """The gradient through an activation goes to a batch norm, for two sums and then its input, and past it."""
+    gpu_emulated.emulate(monkeypatch.setattr)
+    torch.manual_seed(seed)
+
+    def residual(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.relu(F.batch_norm(x, None, None, weight, bias, training=True) + y)
+
+    for batch, channels, size in ((2, 256, 2), *torch.randint(2, 20, (3, 3)).tolist()):
+        x, y = (torch.randn(batch, channels, size, size, requires_grad=True) for _ in range(2))
+        arguments = [x, y, *(torch.rand(channels).add(0.5).requires_grad_() for _ in range(2))]
+        given = torch.randn_like(x)
+        result, expected = bolide.compile(residual, dynamic=False)(*arguments), residual(*arguments)
+        torch.testing.assert_close(result, expected)
+        theirs = torch.autograd.grad(expected, arguments, given)
+        torch.testing.assert_close(torch.autograd.grad(result, arguments, given), theirs, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_columns_of_any_length_in_parts(dynamic: bool, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """What is left behind parts of one length, each part takes an element of."""

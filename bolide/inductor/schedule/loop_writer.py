@@ -31,7 +31,7 @@ from bolide.inductor.ir.loops import (
 )
 from bolide.inductor.ir.rewrites import in_blocks, in_parts, in_shared_tiles, jammed, on_grid, on_threads, split_at
 from bolide.inductor.ir.scalar_ops import DRAWS
-from bolide.inductor.ir.walks import rewriter, roots_of, substitute, with_roots
+from bolide.inductor.ir.walks import loads_of, rewriter, roots_of, substitute, with_roots
 from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.inline import cast, select
 from bolide.inductor.schedule.nest import Schedule, choose_schedule, cut, in_teams, in_warps
@@ -203,19 +203,27 @@ def _passes(
                 run(level - 1).behind += store
     ordered = [passes[level] for level in sorted(passes)]
     scratch = save_across_passes(ordered, schedule, machine) if len(ordered) > 1 else []
-    if machine.device == "cuda" and len(schedule.inner) > 1 and not any(piece.stage.scan for piece in pieces):
+    scans = any(piece.stage.scan for piece in pieces)
+    if machine.device == "cuda" and len(schedule.inner) > 1 and not scans and not _reads_its_own(ordered):
         for current in ordered[1::2]:
             current.inside[:] = _backwards(current.inside, schedule)
     for current in ordered:
         body += current.inits
         if current.inside:
             axes = schedule.inner if current.inits else [_storing(axis) for axis in schedule.inner]
-            if any(piece.stage.scan for piece in pieces):  # of one scan, and what is made of it
+            if scans:  # of one scan, and what is made of it
                 bound: Bound | None = "team" if schedule.team > 1 else None
                 axes = [replace(axis, kind="scan", bound=bound) for axis in schedule.inner]
             body += _loops(axes, tuple(current.inside))
         body += current.behind
     return tuple(body), scratch
+
+
+def _reads_its_own(passes: Iterable[Pass]) -> bool:
+    """Whether a pass reads what one of them stores: a thread reads there what it has stored itself, in its order."""
+    inside = [statement for each in passes for statement in each.inside if isinstance(statement, (Store, Update))]
+    stored = {statement.access.buffer for statement in inside if isinstance(statement, Store)}
+    return any(load.arg.buffer in stored for statement in inside for load in loads_of(roots_of(statement)))
 
 
 def _backwards(inside: Sequence[Stmt], schedule: Schedule) -> list[Stmt]:
