@@ -650,6 +650,20 @@ def _set_method(method: object, found: Callable[..., object], vm: Machine, args:
     return NATIVE
 
 
+@intercept_table({set: True, set.update: False})
+def _made_of_sizes(function: object, new: bool, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """Members that are sizes are added one by one."""
+    made, members = (set(), args) if new else (next(iter(args), None), args[1:])
+    if kwargs or len(members) != 1 or type(members[0]) not in (list, tuple, torch.Size):
+        return NATIVE
+    keyed = any(operations.is_keyed_by_sizes(vm, made, member) for member in members[0])
+    if not keyed or not operations.is_of_sizes(tuple(members[0])):
+        return NATIVE
+    for member in members[0]:
+        operations.with_key(vm, set.add, made, member)
+    return made if new else None
+
+
 @intercept_table(
     {
         vars(cls)[name]: name

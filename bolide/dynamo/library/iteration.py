@@ -12,7 +12,7 @@ import itertools
 import math
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -221,11 +221,34 @@ def _sort_by(vm: Machine, items: Any, keys: Args, reverse: Any) -> object:
     if not all(map(_plain, keys)):
         if len(keys) > 1 and all(map(_is_number, keys)) and any(_has_data(vm, key) for key in keys):
             raise DataDependent("Tensor.item", vm.where())
-        return None
+        if type(items) is not list or not _are_sizes(keys) or any(map(operator.is_not, items, keys)):
+            return None
+        vm.trace.where = vm.where()
+        items[:] = _in_order(keys)[:: -1 if reverse else 1]
+        return True
     if type(items) is list:
         return generic.sort_by(items, keys, reverse)
     order = sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse)
     return Call(polyfill("reorder"), [items, order])
+
+
+_MOST = 4  # sizes that are sorted without a comparison; the expressions for more would be long
+
+
+def _are_sizes(numbers: Args) -> bool:
+    """Whether symbols are among a few integers, so that expressions may say what each order would be."""
+    return len(numbers) <= _MOST and {torch.SymInt} <= set(map(type, numbers)) <= {torch.SymInt, int}
+
+
+def _in_order(numbers: Args) -> list[object]:
+    """The numbers from the smallest to the largest, whatever their values are."""
+    smaller, larger = _EXTREMES[min][1], _EXTREMES[max][1]
+    ordered: list[object] = []
+    for number in numbers:
+        for place, other in enumerate(ordered):
+            ordered[place], number = smaller(other, number), larger(other, number)
+        ordered.append(number)
+    return ordered
 
 
 def _is_number(value: Any) -> bool:
@@ -247,27 +270,39 @@ def _choose(better: Callable[[Any, Any], Any], best: Any, other: Any) -> object:
     return compute(lambda a, b: torch.where(better(b, a), b, a), best, other)
 
 
-_EXTREMES: dict[object, tuple[bool, Callable[..., object], Callable[..., object]]] = {
+_Extreme = tuple[bool, Callable[..., object], Callable[..., object]]
+_EXTREMES: dict[object, _Extreme] = {
     min: (False, torch.sym_min, functools.partial(_choose, operator.lt)),
     max: (True, torch.sym_max, functools.partial(_choose, operator.gt)),
 }
 
 
 @intercept_table(_EXTREMES)
-def _extreme(function: Any, facts: tuple[bool, Any, Any], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+def _extreme(function: Callable[..., object], facts: _Extreme, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     items = args[0] if len(args) == 1 else args
-    largest, symbolic, choose = facts
     vm.trace.where = vm.where()
-    if len(args) > 1 and not kwargs and {torch.SymInt} <= set(map(type, args)) <= {torch.SymInt, int}:
-        return functools.reduce(symbolic, args)
-    if len(args) > 1 and not kwargs and _are_data(args):
-        return functools.reduce(choose, args)
+    if len(args) > 1 and not kwargs and (chosen := _chosen(facts, args)) is not None:
+        return chosen
     if kwargs.get("key") is None and (not args or (_plain_iterable(items) and not _has_tensors(items))):
         return function(*args, **kwargs)
-    return Call(polyfill("extreme_item"), [largest, items], kwargs)
+    return Call(polyfill("extreme_item"), [facts[0], items], kwargs)
 
 
-def _are_data(numbers: Args) -> bool:
+@answers(generic.extreme_of)
+def _extreme_of(vm: Machine, largest: bool, best: object, other: object) -> object:
+    vm.trace.where = vm.where()
+    return _chosen(_EXTREMES[max if largest else min], (best, other))
+
+
+def _chosen(facts: _Extreme, numbers: Sequence[object]) -> object:
+    """The largest or smallest of sizes, or of numbers that are data, as one of the graph; None for other values."""
+    _, symbolic, choose = facts
+    if {torch.SymInt} <= set(map(type, numbers)) <= {torch.SymInt, int}:
+        return functools.reduce(symbolic, numbers)
+    return functools.reduce(choose, numbers) if _are_data(numbers) else None
+
+
+def _are_data(numbers: Sequence[object]) -> bool:
     """Whether floats of the graph are among numbers whose comparison is not known."""
     unknown = any(type(number) is TracedFloat and number.formula is None for number in numbers)
     return unknown and all(type(number) in (int, float, TracedFloat) for number in numbers)

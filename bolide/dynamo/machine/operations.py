@@ -166,10 +166,10 @@ def _has_size(key: object) -> bool:
     return type(key) is torch.SymInt
 
 
-def _is_of_sizes(key: object) -> bool:
+def is_of_sizes(key: object) -> bool:
     """Whether a key is made of sizes and constants, which native code compares."""
     if isinstance(key, tuple) and type(key) in _TUPLES:
-        return all(map(_is_of_sizes, key))
+        return all(map(is_of_sizes, key))
     return type(key) in _ATOMS or (type(key) is torch.SymInt and not is_data(key))
 
 
@@ -178,7 +178,7 @@ def _sized_key(vm: Machine, key: object, owner: Key) -> object:
     to be none of them. MISSING where the values of sizes have to be known."""
     is_sized = _has_size(key)
     others = owner if is_sized else [other for other in owner if _has_size(other)]
-    if id(owner) in vm.world.journal.snapshots or not all(map(_is_of_sizes, (key, *others))):
+    if id(owner) in vm.world.journal.snapshots or not all(map(is_of_sizes, (key, *others))):
         settle_keys(vm, owner)
         return MISSING
     vm.trace.where = vm.where()

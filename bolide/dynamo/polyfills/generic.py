@@ -210,12 +210,19 @@ def sort_list(items: Any, *, key: Any = None, reverse: Any = False) -> Any:
 _MISSING = object()
 
 
+def extreme_of(largest: bool, best: object, other: object) -> object:
+    """The larger or smaller of two numbers as one of the graph; None where they have to be compared (primitive)."""
+    return None
+
+
 def extreme_item(largest: bool, iterable: Any, *, key: Any = None, default: Any = _MISSING) -> Any:
     """`max` or `min`."""
     best = best_key = _MISSING
     for item in iterable:
         item_key = item if key is None else key(item)
-        if best_key is _MISSING or (item_key > best_key if largest else item_key < best_key):
+        if key is None and best is not _MISSING and (chosen := extreme_of(largest, best, item)) is not None:
+            best = best_key = chosen
+        elif best_key is _MISSING or (item_key > best_key if largest else item_key < best_key):
             best, best_key = item, item_key
     if best is not _MISSING:
         return best

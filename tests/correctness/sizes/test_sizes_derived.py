@@ -78,6 +78,22 @@ def records(x: Any, k: int) -> Any:
     return x * pair.a + pair.b, pair._asdict(), torch.Size([k, 3]).numel() + x
 
 
+def orders(x: Any, k: int) -> Any:
+    sizes = [x.shape[0] + 1, k, 7]
+    low, middle, high = sorted(sizes)
+    sizes.sort(reverse=True)
+    parts = x.new_zeros(low, max(sizes)), x.new_zeros(middle, min(iter(sizes), default=0))
+    longest = max(len(part) for part in (x, *parts))
+    return parts, F.pad(x, (0, 0, 0, longest - len(x))), x * high, sizes, sorted((k, 3.5, 5 * k)), max([len(x), 2.5])
+
+
+def sets(x: Any, k: int) -> Any:
+    (rows,) = {part.shape[0] for part in (x, x * 2)}
+    same = set(map(len, (x, x * 2)))
+    same.update([k, k])
+    return x * rows, len(same), same.pop() * x, len({k, rows})
+
+
 def ranges(x: Any, k: int) -> Any:
     n = x.shape[0]
     between = torch.linspace(1 / n - 1, 1 - 1 / n, n)
@@ -126,7 +142,20 @@ def pairs(x: Any, k: int) -> Any:
 
 PROGRAMS = (
     *(powers, bits, rounded, whole_parts, functions_of_integers, next_power_of_two, derived_of_derived, records),
-    *(rounded_by_numpy, strides, ranges, more_ranges, windows, marks, tensors_of_sizes, sliding, images, pairs),
+    *(
+        orders,
+        sets,
+        rounded_by_numpy,
+        strides,
+        ranges,
+        more_ranges,
+        windows,
+        marks,
+        tensors_of_sizes,
+        sliding,
+        images,
+        pairs,
+    ),
 )
 
 
@@ -153,7 +182,9 @@ def test_one_more_version_serves_all_sizes(program: Any, dynamic: bool | None) -
     assert made <= (1 if dynamic else 2), sizes
 
 
-@pytest.mark.parametrize("program", [whole_parts, functions_of_integers, ranges, windows], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "program", [whole_parts, functions_of_integers, orders, ranges, windows], ids=lambda p: p.__name__
+)
 def test_sizes_and_integers_change_apart(program: Any) -> None:
     compiled = bolide.compile(program, dynamic=True)
     assert sum(check(program, compiled, *random.sample(range(5, 14), 2)) for _ in range(5)) == 1
