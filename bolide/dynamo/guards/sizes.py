@@ -164,6 +164,7 @@ class Learnt:
     loops: set[Location] = field(default_factory=set)  # whose length differs, by where each asks for its next item
     needed: dict[Location, set[object]] = field(default_factory=dict)  # sizes and floats that instructions needed
     crowded: bool = False  # so many versions were made that none is made for one more value (`is_crowded`)
+    count: object = None  # of items, that was one too many: where the program goes on, too
     data: set[Source] = field(default_factory=set)  # read of inputs' data, and other data in another capture
     recent: frozenset[object] = frozenset()  # values of symbols and texts of the last version: at the next points, too
     warned: set[object] = field(default_factory=set)  # the warnings that have been shown
@@ -191,6 +192,7 @@ class SizeHistory:
         self.reads_data = reads_data
         self.captures: list[dict[Source, Values]] = []
         self.fixed: dict[Place, set[float]] = {}  # the values that the program needed to know
+        self.many: set[Source] = set()  # containers whose number of items was one too many
         self.symbolic: set[Place] = set()  # the places that were symbols by themselves: they stay that
         self.marked: Callable[[Source], str | None] | None = None  # the kind of mark of an integer (`Mark`)
         self.told: set[tuple[Source, float, str]] = set()
@@ -413,12 +415,19 @@ class Symbols:
 
     def is_one_of_many(self, source: Source, value: object) -> bool:
         """Whether a container, or an iterator, has had other numbers of items before and never this one, or a text was
-        others, and there are too many to compile for each."""
+        others, and there are too many to compile for each. Where the program goes on after that it is so as well of
+        what has that many items there."""
         place = Source("apply", source, (), len)
         self.met[place] = (value,)
         past = {old[0] for old in self.history.past(place, 1) if old is not None}
-        many = value not in past and len(past) > 1 and self.history.is_crowded()
-        return self.history.dynamic is not False and many
+        learnt, many = self.history.learnt, self.history.many
+        changes = value not in past and len(past) > 1
+        changes |= source in many or (not past and value == learnt.count)
+        if not changes or self.history.dynamic is False or not self.history.is_crowded():
+            return False
+        many.add(source)
+        learnt.count = value
+        return True
 
     def is_changing(self, source: Source, text: str, early: bool) -> bool:
         """Whether a text is another one from call to call: the second other one tells, or (`early`) the first."""
