@@ -25,6 +25,7 @@ from bolide.dynamo.native.proof import proved, underway
 from bolide.dynamo.program.captured import Guard, Source
 from bolide.dynamo.program.sources import Namespace, Reader, count_uses
 from bolide.support.errors import BolideWarning, CompileError, describe
+from bolide.support.garbage import collector_paused
 from bolide.tracing import modes
 
 FIRST_CALLS = 4  # before so many the check is not generated, which takes longer than asking its guards
@@ -149,7 +150,8 @@ class Check:
     def _try_to_record(self, values: Sequence[object]) -> None:
         """Record; where that fails the check stays in Python."""
         try:
-            self.record(values)
+            with collector_paused():
+                self.record(values)
         except Exception as error:
             failure = CompileError("native check", self.title, error)
             if not config.suppress_errors:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -407,3 +408,27 @@ def test_views_made_without_gradients_require_grad_as_their_base_does() -> None:
         x = chance.choice(views)
         with torch.set_grad_enabled(chance.random() < 0.7):
             assert fast(x).requires_grad is (x * 2).requires_grad
+
+
+def test_no_garbage_is_collected_while_compiling_or_recording() -> None:
+    layer = torch.nn.Linear(4, 4)
+    compiled: Any = bolide.compile(lambda x: layer(x).sin().sum())
+    at_work: set[str] = set()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        frame = sys._getframe(1)
+        while phase == "start" and frame.f_back is not None:
+            at_work.add(str(frame.f_globals.get("__name__")))
+            frame = frame.f_back
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(note)
+    gc.set_threshold(10, 2, 2)
+    try:
+        for _ in range(8):
+            torch.testing.assert_close(compiled(x := torch.randn(3, 4)), layer(x).sin().sum())
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(note)
+    assert "bolide.dynamo.entry.versions" in at_work
+    assert not at_work & {"bolide.dynamo.entry.capture", "bolide.backends", "bolide.dynamo.native.pins"}
