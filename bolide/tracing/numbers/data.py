@@ -208,7 +208,15 @@ def may_count_from_end(trace: Recorder, index: Any) -> bool:
 def check(trace: Recorder, condition: Cond) -> None:
     """Record that the call is made again in eager (`Refuted`) unless a condition on symbols holds."""
     trace.functional_only = "sizes are checked"
+    if condition.op == ">=" and not fits(trace, condition.expr) and _is_far_above(trace, condition.expr):
+        return
     _check(trace, require, trace.size_node(condition.expr), condition.op)
+
+
+def _is_far_above(trace: Recorder, expr: Expr) -> bool:
+    """Whether a sum is not negative for its numbers are checked to be small: so where a program asks whether a product
+    of them is an int64."""
+    return expr.offset > 1 << 48 and fits(trace, expr - expr.offset, expr.offset)
 
 
 def check_tensor(trace: Recorder, condition: TracedTensor) -> None:

@@ -265,3 +265,37 @@ def test_loops_that_end_only_by_raising_are_captured_to_an_end(program: Callable
                 function(x)
             errors.append(raised.value.args)
         assert errors[0] == pytest.approx(errors[1])
+
+
+def numbered(pairs: Tensor) -> Any:
+    n = int(pairs.max()) + 1
+    if n * n > torch.iinfo(torch.int64).max:
+        raise ValueError("too many numbers")
+    return (pairs[0] * n + pairs[1]).unique()
+
+
+def kept_apart(pairs: Tensor) -> Any:
+    n, m = int(pairs[0].max()), int(pairs[1].max())
+    if (1 << 62) - n * m < 0 or n - (1 << 60) > 0:
+        raise ValueError("too far")
+    return pairs.sum(0) * (n - m)
+
+
+@pytest.mark.parametrize("program", [numbered, kept_apart])
+def test_whether_a_product_of_data_is_too_large_is_asked_without_a_break(program: Callable[..., Any]) -> None:
+    compiled = bolide.compile(program)
+    met: list[events.Break] = []
+    with events.subscribed(lambda event: met.append(event) if isinstance(event, events.Break) else None):
+        for most in (9, 12, 70, 2**31 - 3, 2**33, 5, math.isqrt(2**63) - 1, math.isqrt(2**63), 2**61, 30):
+            pairs = torch.randint(0, 5, (2, 7 + most % 4))
+            pairs[:, 2] = most
+            outcomes: list[Any] = []
+            for function in (program, compiled):
+                try:
+                    outcomes.append(function(pairs))
+                except ValueError as error:
+                    outcomes.append(error.args)
+            assert type(outcomes[0]) is type(outcomes[1])
+            if isinstance(outcomes[0], Tensor):
+                assert torch.equal(*outcomes), most
+    assert not met, met[0].reason
