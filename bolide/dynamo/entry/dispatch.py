@@ -149,8 +149,10 @@ class Dispatcher(Versions):
         self.trial: Trial | None = None
         self.trials = 0  # how many there were because of versions
         self.looked = False  # whether there was one because of breaks
+        self.passed = 0  # how many breaks were gone through by calls that have compiled nothing
         self.made = self.misses = 0  # how many entries, of all points, and how often one was to be made
         self.retired = False  # a trial has shown that eager is faster
+        self.most, self.longer = 0.0, 0  # seconds that calls may take since, and how many took longer
         self._scope[self._top] = self.miss
         self.function.__code__ = self._codes[0]
 
@@ -216,23 +218,24 @@ class Dispatcher(Versions):
         if again >= config.cache_size_limit << self.trials + 1 and self._try():
             self.trials += 1
 
-    def _try(self) -> bool:
-        """Measure from now on, unless that is done already, or may not be."""
+    def _try(self, breaks: int = 0) -> bool:
+        """Measure from now on, unless that is done already, or may not be; for what a call has `breaks` if not 0."""
         if self.trial is not None or not config.eager_if_faster:
             return False
         if not self.points or self.original.__code__.co_flags & _SUSPENDS:
             return False
-        self.trial = Trial()
+        self.trial = Trial(breaks)
         self.function.__code__ = self._codes[2]
         return True
 
-    def _note_breaks(self, misses: int) -> None:
-        """A call has gone through many breaks; `misses`: as it began. What is between them may not be worth it."""
-        if self.misses != misses or self.looked:
-            return
-        with compiling:
-            self.looked = True
-            self._try()
+    def _note_breaks(self, breaks: int) -> None:
+        """A call that has compiled nothing has gone through breaks. What is between many of them, or in calls that
+        are made often, may not be worth it."""
+        self.passed += breaks
+        if breaks >= _MANY or self.passed >= _OFTEN:
+            with compiling:
+                self.looked = True
+                self._try(breaks)
 
     def tried(self, /, *args: object, **kwargs: object) -> object:
         """A call while it is measured which calls are faster."""
@@ -240,13 +243,16 @@ class Dispatcher(Versions):
         if trial is None or state.stage or state.disabled or config.disable or state.stance != "default":
             return self.resume(self._scope[self._top](*args, **kwargs))
         before, eagerly, misses, start = drawn(), trial.eagerly(), self.misses, moment()
-        result = self.eager(args, kwargs) if eagerly else self.resume(self._scope[self._top](*args, **kwargs))
-        trial.note(eagerly, moment() - start, self.misses - misses)
-        stays = has_derivative(result) or drawn() != before  # eager draws other numbers: a seed is to mean the same
-        if stays or trial.is_over:
-            with compiling:
-                self._end(trial, None if stays else trial.verdict)
-        return result
+        result = None
+        try:
+            result = self.eager(args, kwargs) if eagerly else self.resume(self._scope[self._top](*args, **kwargs))
+            return result
+        finally:  # exceptions that callers handle are results, too
+            trial.note(eagerly, moment() - start, self.misses - misses)
+            stays = has_derivative(result) or drawn() != before  # eager draws other numbers: a seed is to mean the same
+            if stays or trial.is_over:
+                with compiling:
+                    self._end(trial, None if stays else trial.verdict)
 
     def _end(self, trial: Trial, verdict: str | None) -> None:
         """A trial is over: go on as before, or in eager, if there is a reason."""
@@ -259,10 +265,24 @@ class Dispatcher(Versions):
         reason = f"it has {self.made} versions, and {verdict}"
         self.reset()
         self.given_up = self.retired = True
-        self._scope[self._top] = self.original
+        self.most = trial.most
+        self._scope[self._top] = self.watched
         _log.info("%s runs in eager: %s", self.name, reason)
         if events.subscribers:
             events.emit(events.Fallback(self.name, reason, "limit", self.place, _UNTRIED))
+
+    def watched(self, /, *args: object, **kwargs: object) -> object:
+        """A call in eager, after a trial. Where calls come to take far longer than those of the trial, as with larger
+        tensors, they are compiled again, for good unless that needs many versions."""
+        start = time.perf_counter()
+        result = self.original(*args, **kwargs)
+        if time.perf_counter() - start > self.most:
+            with compiling:
+                self.longer += 1
+                if self.longer >= _LONGER and self.retired:
+                    self.reset()
+                    self.looked = True
+        return result
 
     # ---- breaks ------------------------------------------------------------------------------------------------------
 
@@ -281,7 +301,7 @@ class Dispatcher(Versions):
         running: Concrete | None = None
         misses, count = self.misses, 0
         while type(result) is Suspended:
-            count += _MANY if result.onwards else 1  # what goes on for real may take any time
+            count += _REAL if result.onwards else 1
             expected = result.expected or expected
             start = time.perf_counter() if events.subscribers else 0.0
             fault = None
@@ -304,8 +324,8 @@ class Dispatcher(Versions):
             del values
         if expected is not None:
             self.tell_not_raised(expected)
-        if count >= _MANY:
-            self._note_breaks(misses)
+        if not self.looked and self.misses == misses:
+            self._note_breaks(count)
         return result
 
     def _past(self, running: Concrete, suspended: Suspended) -> tuple[Point | None, Any]:
@@ -398,7 +418,9 @@ class Dispatcher(Versions):
         return point
 
 
-_MANY = 4  # breaks in a call after which it is measured whether eager is faster
+_MANY, _OFTEN = 4, 32  # breaks in a call, and in all, after which it is measured whether eager is faster
+_LONGER = 4  # calls in eager that take longer than those that were measured
+_REAL = 1000  # breaks that as much as is run for real counts as: it may take any time
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR  # a call runs nothing yet
 _UNTRIED = "compile the functions with tensor operations that it calls instead"
 
@@ -422,6 +444,7 @@ def _result(dispatcher: Dispatcher, result: object) -> Any:
 
 
 Dispatcher.miss._torchdynamo_inline = _of_original  # type: ignore[attr-defined]
+Dispatcher.watched._torchdynamo_inline = _of_original  # type: ignore[attr-defined]
 Dispatcher.tried._torchdynamo_inline = _of_original  # type: ignore[attr-defined]
 Dispatcher._other_defaults._torchdynamo_inline = _of_original  # type: ignore[attr-defined]
 Dispatcher.resume._torchdynamo_inline = _result  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ breaks may be too little to be worth it: whether it is is measured (`Trial`).
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -81,21 +82,26 @@ def _fits(size: int | Expr, value: int | Expr, values: dict[str, Any]) -> bool:
 _ENOUGH, _LAST = 16, 8  # calls of each sort, and those that are compared: checks are made when they are first needed
 _TOO_MANY = 4, 16  # calls that compile, and how often
 _MARGIN = 1.25  # times eager: nothing to notice, and more than chance
+_LONG = 1e-4  # seconds for a break, which costs a tenth of that
+_OTHER = 10, 1e-3  # times what calls have taken, and at least so long: other calls than those that were measured
+_FIRST = 2  # calls that are looked at before any is made in eager
 
 
 class Trial:
     """Calls of a function of which some, by no pattern, are made in eager, to see which are faster. Those that compile
     something are not compared; if there are too many, eager it is. `seconds`: what the others took, in eager and not.
-    `misses`: how often calls have compiled something, if they have."""
+    `misses`: how often calls have compiled something, if they have. `breaks`: those of a call, if they are the reason
+    to measure."""
 
-    def __init__(self) -> None:
+    def __init__(self, breaks: int = 0) -> None:
+        self.breaks = breaks
         self.seconds: dict[bool, list[float]] = {True: [], False: []}
         self.misses: list[int] = []
         self._random = random.Random(0)  # a generator of its own: the program sees nothing of it
 
     def eagerly(self) -> bool:
         """Whether the next call is to be made in eager."""
-        return self._random.random() < 0.5
+        return len(self.seconds[False]) >= _FIRST and self._random.random() < 0.5
 
     def note(self, eagerly: bool, seconds: float, misses: int) -> None:
         """A call has come to its end, for which something was compiled so often."""
@@ -107,7 +113,13 @@ class Trial:
     @property
     def is_over(self) -> bool:
         """Whether there were enough calls."""
-        return self.is_endless or min(map(len, self.seconds.values())) >= _ENOUGH
+        return self.is_endless or self.is_long or min(map(len, self.seconds.values())) >= _ENOUGH
+
+    @property
+    def is_long(self) -> bool:
+        """Whether calls take so long that their breaks cost little beside that."""
+        first = self.seconds[False][:_FIRST]
+        return bool(self.breaks) and len(first) == _FIRST and min(first) > _LONG * self.breaks
 
     @property
     def is_endless(self) -> bool:
@@ -120,10 +132,22 @@ class Trial:
         """Why to run in eager from now on, if that is faster."""
         if self.is_endless:
             return f"{len(self.misses)} of the last calls were compiled again, {sum(self.misses)} times"
-        eager, compiled = (sorted(self.seconds[eagerly][-_LAST:])[_LAST // 2] for eagerly in (True, False))
+        if self.is_long:
+            return None
+        eager, compiled = map(self._usual, (True, False))
         if compiled <= eager * _MARGIN:
             return None
         return f"a call takes {compiled * 1e6:.0f} us, and {eager * 1e6:.0f} us in eager"
+
+    def _usual(self, eagerly: bool) -> float:
+        """The median of the last calls."""
+        return sorted(self.seconds[eagerly][-_LAST:])[_LAST // 2]
+
+    @property
+    def most(self) -> float:
+        """How many seconds a call in eager may take for the verdict to hold for it."""
+        times, least = _OTHER
+        return math.inf if self.is_endless or not self.seconds[True] else max(self._usual(True) * times, least)
 
 
 def moment() -> float:

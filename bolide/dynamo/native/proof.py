@@ -187,6 +187,9 @@ def _others(values: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
         yield name, [tensor, *values[1:]]
     yield "a tensor that is no leaf", [values[0], values[1] * 1, *values[2:]]
     yield "a tensor without gradients", [values[0], values[1].detach(), *values[2:]]
+    taken = values[1] * 1
+    taken.retain_grad()
+    yield "a tensor whose gradient was kept", [values[0], taken.detach_(), *values[2:]]
     yield "the same tensor twice", [values[1], *values[1:]]
     others: dict[int, list[Any]] = {
         2: [4, 3.0, True, None],

@@ -142,6 +142,9 @@ def test_a_call_goes_on_where_its_function_is_given_up_meanwhile(told: list[Any]
 def test_the_programs_random_numbers_are_its_own() -> None:
     state = random.getstate()
     trial = Trial()
+    assert not any(trial.eagerly() for _ in range(40)), "what draws torch's is to be known first"
+    trial.note(False, 1e-6, 0)
+    trial.note(False, 1e-6, 0)
     ways = [trial.eagerly() for _ in range(40)]
     assert random.getstate() == state
     assert 10 < sum(ways) < 30
@@ -158,7 +161,7 @@ def test_a_loop_with_a_break_in_it_is_measured(slow: str, told: list[Any], monke
     compiled = bolide.compile(program)
     dispatcher, spent = compiled._bolide, itertools.count()  # type: ignore[attr-defined]
     call = getattr(dispatcher, slow)
-    monkeypatch.setattr(dispatch, "moment", lambda: next(spent))
+    monkeypatch.setattr(dispatch, "moment", lambda: next(spent) * 1e-9)
     monkeypatch.setattr(dispatcher, slow, lambda *args: (call(*args), [next(spent) for _ in range(4)])[0])
     words = [chr(97 + place) for place in range(6)]
     for _ in range(80):
@@ -184,3 +187,78 @@ def test_points_without_operations_make_no_version_for_each_way(told: list[Any])
     for _ in range(20):
         compiled(torch.randn(20), 6)
     assert versions(told) <= made + 1 and made <= 20
+
+
+def broken_once(x: Tensor) -> Tensor:
+    y = x.abs()
+    print(end="")
+    return y.sum() + x.shape[0]
+
+
+def raising(x: Tensor) -> Tensor:
+    y = broken_once(x)
+    if x.shape[0] > 3:
+        raise ValueError(x.shape[0])
+    return y
+
+
+def outcome(program: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return program(*args)
+    except ValueError as error:
+        return error.args
+
+
+@pytest.mark.parametrize("program", [broken_once, raising])
+def test_a_break_in_calls_that_are_made_often_is_measured(
+    program: Callable[..., Any], told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = bolide.compile(program)
+    dispatcher, spent = compiled._bolide, itertools.count()  # type: ignore[attr-defined]
+    resume = dispatcher.resume
+    monkeypatch.setattr(dispatch, "moment", lambda: next(spent) * 1e-9)
+    monkeypatch.setattr(dispatcher, "resume", lambda *args: ([next(spent) for _ in range(4)], resume(*args))[1])
+    for _ in range(120):
+        x = torch.randn(int(torch.randint(2, 4, ())))
+        torch.testing.assert_close(compiled(x), program(x))
+        if dispatcher.trial is not None:
+            break
+    for _ in range(120):
+        x = torch.randn(int(torch.randint(4, 9, ())))
+        torch.testing.assert_close(outcome(compiled, x), outcome(program, x))
+    assert dispatcher.retired and dispatcher.trial is None
+
+
+def test_long_calls_are_not_tried(told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks cost nothing beside them, and eager may need more memory."""
+    compiled = bolide.compile(broken_once)
+    dispatcher, spent = compiled._bolide, itertools.count()  # type: ignore[attr-defined]
+    monkeypatch.setattr(dispatch, "moment", lambda: next(spent) * 1e-3)
+    monkeypatch.setattr(dispatcher, "eager", None)
+    for _ in range(100):
+        x = torch.randn(int(torch.randint(3, 9, ())))
+        torch.testing.assert_close(compiled(x), broken_once(x))
+    assert dispatcher.looked and dispatcher.trial is None and not dispatcher.retired and dispatcher.points
+
+
+def test_what_runs_in_eager_is_compiled_again_when_calls_become_longer(told: list[Any]) -> None:
+    compiled = bolide.compile(broken_once)
+    dispatcher = compiled._bolide  # type: ignore[attr-defined]
+    x = torch.randn(5)
+    compiled(x)
+    dispatcher._try(1)
+    trial = dispatcher.trial
+    for eagerly in (True, False):
+        for _ in range(16):
+            trial.note(eagerly, 1e-6 if eagerly else 2e-6, 0)
+    compiled(x)
+    assert dispatcher.retired
+    made = versions(told)
+    for _ in range(10):
+        torch.testing.assert_close(compiled(x), broken_once(x))
+    assert dispatcher.retired and versions(told) == made
+    dispatcher.most = 0.0
+    for _ in range(10):
+        x = torch.randn(int(torch.randint(3, 9, ())))
+        torch.testing.assert_close(compiled(x), broken_once(x))
+    assert not dispatcher.retired and dispatcher.points and versions(told) > made
