@@ -365,6 +365,16 @@ class Machine:
             return False
         return UNIFORM[code.ops[at - 1]].finds or (self.world.containers.returned and code.ops[at - 1] in CALLS)
 
+    def reads_back(self) -> int:
+        """How far from its end the item is that the next two instructions take of what the present one pushes (`[-1]`),
+        0 if they do not."""
+        frame = self.frames[-1]
+        code, at = frame.code, frame.pc
+        if not 0 < at < len(code.ops) - 1 or code.ops[at : at + 2] != ["LOAD_CONST", "BINARY_SUBSCR"]:
+            return 0
+        index = code.args[at]
+        return -index if type(index) is int and index < 0 and UNIFORM[code.ops[at - 1]].finds else 0
+
     def evaluate_body(self, function: types.FunctionType, namespace: Any) -> Any:
         """Run the body of a class statement on `namespace`; what it returns is the `__class__` cell or None."""
 

@@ -370,10 +370,14 @@ class Containers:
     # -- lists that are only appended to
 
     def grown(self, real: object, source: Source) -> list[object] | None:
-        """A list in place of `real`, whose items the program appends; None when it is not read just for that."""
-        if type(real) is not list or id(real) in self.world.identities.seen or not self.world.program.appends():
+        """A list in place of `real`, whose items the program appends; None when it is not read just for that, or for
+        one of these."""
+        if type(real) is not list or id(real) in self.world.identities.seen:
             return None
-        return self.building(real, source)
+        known, program = self.journal.grown.get(id(real)), self.world.program
+        if program.appends() or (known is not None and 0 < program.reads_back() <= len(known.items)):
+            return self.building(real, source)
+        return None
 
     def building(self, real: list[object], source: Source) -> list[object]:
         """A list in place of `real`, to which the program only appends until it is read or has been `built`."""

@@ -27,6 +27,9 @@ class RunningProgram(Protocol):
     def appends(self) -> bool:
         """Whether what is read now is only asked for its `append`."""
 
+    def reads_back(self) -> int:
+        """How far from its end the only item is that what is read now is asked for; 0 if it is asked for more."""
+
     def evaluate(self, function: object, args: list[Any]) -> Any:
         """What a call gives that is interpreted."""
 

@@ -7,6 +7,7 @@ import contextvars
 import functools
 import itertools
 import random
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 import bolide
 from bolide.support import events
-from bolide.support.errors import Unsupported
+from bolide.support.errors import BolideWarning, Unsupported
 from tests.object_tools import agree, describe
 
 
@@ -335,6 +336,73 @@ def test_a_list_that_only_grows_makes_no_new_version(program: Callable[..., Any]
     assert len(compiled._bolide.entries) == 1
     grown = box.items if program is append_to_attribute else HISTORY  # type: ignore[attr-defined]
     assert len(grown) == 4 and torch.equal(grown[3], X * 3 + (program is append_to_attribute))
+
+
+def reads_back(box: Any, x: Any) -> Any:
+    box.items.append(x.sin().sum())
+    box.items.append(x + box.items[-1])
+    return box.items[-1] * box.items[-2]
+
+
+def reads_back_from_a_global(box: Any, x: Any) -> Any:
+    HISTORY.append(x.cos())
+    last = HISTORY[-1]
+    HISTORY.append(last + 1)
+    return last * HISTORY[-2]
+
+
+def reads_back_the_best(box: Any, x: Any) -> Any:
+    box.items.append(x.sum().item())
+    if box.best is None or box.items[-1] > box.best:
+        box.best = box.items[-1]
+    return x + box.best
+
+
+def reads_back_and_breaks(box: Any, x: Any) -> Any:
+    box.items.append(x.sum())
+    last = box.items[-1]
+    print(end="")
+    box.items.append(last * 2)
+    return box.items[-1] + x
+
+
+def reads_back_further(box: Any, x: Any) -> Any:
+    """What was appended before is guarded."""
+    box.items.append(x.shape[0] % 2)
+    return x * box.items[-2]
+
+
+@pytest.mark.parametrize(
+    ("program", "most"),
+    [
+        (reads_back, 2),
+        (reads_back_from_a_global, 2),
+        (reads_back_the_best, 3),
+        (reads_back_and_breaks, 8),
+        (reads_back_further, 20),
+    ],
+)
+def test_what_was_appended_is_read_back_without_a_version_for_each_length(
+    program: Callable[..., Any], most: int
+) -> None:
+    bolide.reset()
+    compiled = bolide.compile(program)
+    boxes = [Box(items=[1], best=None) for _ in range(2)]
+    told: list[Any] = []
+    histories: list[list[Any]] = [[], []]
+    with events.subscribed(told.append), warnings.catch_warnings():
+        warnings.simplefilter("ignore", BolideWarning)
+        for _ in range(24):
+            x = torch.randn(int(torch.randint(3, 12, ())))
+            answers = []
+            for box, run, history in zip(boxes, (compiled, program), histories):
+                HISTORY[:] = history
+                answers.append(run(box, x))
+                history[:] = HISTORY
+            torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*(box.items for box in boxes), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*histories)
+    assert sum(isinstance(event, events.Captured) for event in told) <= most
 
 
 def test_a_list_that_grows_is_guarded_to_be_no_other() -> None:
