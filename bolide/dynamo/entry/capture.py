@@ -254,7 +254,8 @@ class _Program:
             refuse_float(self.machine, name, value)
 
     def fix_count(self, source: Source, value: object, what: str = "the number of items") -> None:
-        if self.breaks:
+        # In front of the first instruction of a function there is no break: all of it would run in eager.
+        if self.breaks and (self.machine.progress.started or self.machine.world.lifetimes.resumed):
             refuse_many(self.machine, source, value, what)
 
 

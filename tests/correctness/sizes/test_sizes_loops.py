@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -329,6 +330,33 @@ def test_a_module_that_is_given_lists_is_compiled_behind_a_break_as_its_forward_
             torch.testing.assert_close(got, theirs(images, targets))
             total[place].append(new)
     assert total[0] == total[1] == total[3] and total[0][4] > 1, total
+
+
+def passing_on(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a decorator that knows no parameters makes."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("scale", None)
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_lists_that_a_decorator_passes_on_are_compiled_for_up_to_the_limit(named: bool) -> None:
+    wrapped = passing_on(summed)
+    if not named:
+        wrapped = passing_on(lambda w, parts: summed(w, parts=parts))
+    compiled: Any = bolide.compile(wrapped)
+    total = []
+    for n in (2, 3, 4, 5, 6, 7, 3, 8, 6):
+        parts, w = [torch.randn(4) for _ in range(n)], torch.randn(4)
+        given: Any = ((w,), {"parts": parts}) if named else ((w, parts), {})
+        got, new = installed(lambda g=given: compiled(*g[0], **g[1]))
+        torch.testing.assert_close(got, summed(w, parts=parts))
+        total.append(new)
+    assert total == [1, 1, 1, 1, 1, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("kind", [Remembers, KeepsStates])
