@@ -19,6 +19,7 @@ import torch
 
 from bolide.dynamo.breaks.concrete import Concrete, rehearse
 from bolide.dynamo.breaks.hops import Hop, Left, Way, make_hop
+from bolide.dynamo.breaks.reified import is_lasting
 from bolide.dynamo.breaks.segments import Shape, Suspended, are_held, flatten
 from bolide.dynamo.bytecode.instructions import Code
 from bolide.dynamo.bytecode.uniform import UNIFORM
@@ -485,7 +486,7 @@ class Point(Versions):
         return Suspended(self.shape, args, onwards=not self.single or bool(self.shape.frames[-1].code.skipped))
 
     def wanted(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-        if self.idle >= _IDLE and self.idle == len(self.entries):
+        if self.idle >= _IDLE and self.idle == len(self.entries) and not any(map(is_lasting, args)):
             return False  # to go on for real costs less than one more version
         return not self.root.retired and super().wanted(args, kwargs)
 
