@@ -177,6 +177,16 @@ def test_numbers_of_data_in_one_way_of_a_branch(name: str, inside: bool) -> None
 
 FILLED: dict[str, Callable[[Tensor, float], Any]] = {
     "full": lambda x, v: torch.full(x.shape, v, dtype=x.dtype),
+    "scalar_tensor": lambda x, v: torch.scalar_tensor(v, dtype=x.dtype),
+    "scalar_tensor of the default type": lambda x, v: x * torch.scalar_tensor(v),
+    "fill_diagonal_": lambda x, v: torch.stack([x, x]).fill_diagonal_(v),
+    "arange": lambda x, v: torch.arange(0.0, 3.0, v, dtype=x.real.dtype),
+    "add": lambda x, v: torch.add(x, x, alpha=v),
+    "addcmul": lambda x, v: torch.addcmul(x, x, x, value=v),
+    "lerp": lambda x, v: torch.lerp(x, x, v),
+    "leaky_relu": lambda x, v: F.leaky_relu(x, v),
+    "softplus": lambda x, v: F.softplus(x, v),
+    "index_add": lambda x, v: x.index_add(0, torch.arange(x.numel()), x, alpha=v),
     "full_like": torch.full_like,
     "new_full": lambda x, v: x.new_full(x.shape, v),
     "fill_": lambda x, v: x.clone().fill_(v),

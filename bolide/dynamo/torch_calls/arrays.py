@@ -24,6 +24,7 @@ from bolide.dynamo.world.array_results import arranged, expected
 from bolide.dynamo.world.arrays import SCALARS, TracedArray, TracedScalar, layer
 from bolide.tracing import TracedTensor
 from bolide.tracing.numbers.scalars import TracedFloat
+from bolide.tracing.operations.factories import refuse_overflow
 
 STAND_INS[TracedArray] = StandIn(numpy.ndarray)
 AS_INDEX[TracedArray] = operator.attrgetter("tensor")
@@ -85,7 +86,9 @@ def _scalar_tensor(vm: Machine, s: object, *, dtype: torch.dtype | None = None, 
     """As `torch.tensor` of one number, but of the default type."""
     if type(s) not in SYMBOLIC:
         return NATIVE
-    return _tensor(vm, s, dtype=dtype or torch.get_default_dtype(), **options)
+    dtype = dtype or torch.get_default_dtype()
+    refuse_overflow(vm.trace, torch.ops.aten.scalar_tensor.default, (s,), {**options, "dtype": dtype})
+    return _tensor(vm, s, dtype=dtype, **options)
 
 
 @answers(torch.Tensor.new_tensor, recorded=True)

@@ -59,6 +59,8 @@ def arange(
     if isinstance(start, float) or isinstance(step, float):
         if not sc.is_float(dtype) or isinstance(start, Expr) or isinstance(step, Expr):
             return EXTERN
+        if max(abs(start), abs(step)) > torch.finfo(torch.float32).max:  # eager computes in float64
+            return EXTERN
         compute = sc.compute_dtype(dtype)  # eager: start + step * i in the accumulation type
         return ctx.compute(shape, dtype, lambda coords: sc.fma(step, sc.index(coords[0], compute), start))
     whole_start, whole_step = (int(value) if isinstance(value, bool) else value for value in (start, step))

@@ -42,6 +42,14 @@ _FILLING = {
     **dict.fromkeys(("new_full", "masked_fill", "masked_fill_", "constant_pad_nd"), (2,)),
     **dict.fromkeys(("index_fill", "index_fill_", "scatter", "scatter_"), (3,)),
 }
+#: what computes with a number in the type of the kernel's variables, and those that do so in the tensor's own on a CPU
+_COMPUTING = {
+    **dict.fromkeys(("add", "add_", "sub", "sub_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "index_add"), ()),
+    **dict.fromkeys(("leaky_relu", "leaky_relu_", "elu", "elu_", "softplus"), (1,)),
+    **dict.fromkeys(("rsub", "lerp", "lerp_"), (2,)),
+    "arange": (0, 1, 2),
+}
+_IN_OWN_TYPE = frozenset({"add", "add_", "sub", "sub_", "rsub", "index_add"})
 _INFINITE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128})
 _WHOLE = frozenset({"scalar_tensor", "full", "full_like", "fill", "fill_", "new_full"})  # these fill all of it
 
@@ -51,6 +59,8 @@ def refuse_overflow(trace: Recorder, func: OpOverload, args: tuple[Any, ...], kw
     name = getattr(func, "_opname", "")  # operators of higher order have none
     places = _FILLING.get(name)
     if places is None or func.namespace != "aten":
+        if name in _COMPUTING and func.namespace == "aten":
+            _refuse_factors(trace, name, args, kwargs)
         return
     for value in (*[args[place] for place in places if place < len(args)], *kwargs.values()):
         if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) or isinstance(value, bool):
@@ -63,6 +73,31 @@ def refuse_overflow(trace: Recorder, func: OpOverload, args: tuple[Any, ...], kw
         if not has_number(trace, value, dtype) and not _is_taken(name, dtype, args, kwargs):
             with torch._C._DisableTorchDispatch():
                 torch.full((2,), float(value) if own.is_floating_point else int(value), dtype=dtype)
+
+
+def _refuse_factors(trace: Recorder, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    """Raise what eager does where a kernel's variables do not have a number that it computes with."""
+    given = [args[place] for place in _COMPUTING[name] if place < len(args)] + [*kwargs.values()]
+    numbers = [number for number in given if isinstance(number, (float, torch.SymFloat))]
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    if not numbers or not (tensors or name == "arange"):
+        return
+    dtype = kwargs.get("dtype")
+    if not isinstance(dtype, torch.dtype):
+        dtype = torch.get_default_dtype()
+    if tensors:
+        dtype = torch.result_type(tensors[0], tensors[-1])
+    own = name in _IN_OWN_TYPE and tensors[0].device.type == "cpu"
+    if dtype in (torch.float16, torch.bfloat16) and not own:
+        dtype = torch.float32
+    elif dtype is torch.float32 and name == "arange":
+        return
+    if dtype not in _INFINITE or dtype in (torch.float64, torch.complex128):
+        return
+    for number in numbers:
+        if not has_number(trace, number, dtype):
+            with torch._C._DisableTorchDispatch():
+                torch.full((2,), float(number), dtype=dtype)  # raises
 
 
 def _is_taken(name: str, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

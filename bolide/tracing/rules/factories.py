@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -36,7 +37,9 @@ def _arange(
         dtype = torch.get_default_dtype() if floats else torch.int64
     if not dtype.is_floating_point:
         start, end, step = (int(n) if isinstance(n, float) else n for n in (start, end, step))
-    if all(isinstance(number, (int, torch.SymInt)) for number in (start, end, step)):
+    if dtype is not torch.int64 and all(isinstance(number, (int, float)) for number in (start, end, step)):
+        count = math.ceil((float(end) - float(start)) / float(step))  # rounded, as ATen has it
+    elif all(isinstance(number, (int, torch.SymInt)) for number in (start, end, step)):
         count = -((start - end) // step)
     else:
         count = -int(-(end - start) // step)
