@@ -27,7 +27,7 @@ from bolide.inductor.lowering.context import device_of
 from bolide.inductor.machine import Machine, machine_for
 from bolide.inductor.plan import Free, Plan, Ref, Step, TensorInput, TensorType, View, WordInput
 from bolide.inductor.plan.steps import all_of_words, of_words
-from bolide.support.errors import Unsupported
+from bolide.support.errors import ConstraintError, Unsupported, forgive
 from bolide.support.garbage import collector_paused
 from bolide.support.locks import compiling
 from bolide.symbolic import Expr, Ratio, as_expr
@@ -68,10 +68,31 @@ def program_of(
     """Captures a call of a function or module, without gradients, and plans it for a machine.
 
     `dynamic_shapes` as for `dynamo.export`; options: of `inductor.config`; specs: how arguments and results are made of
-    what the function takes and gives, if not as it says itself.
+    what the function takes and gives, if not as it says itself. Sizes that differ may be 0 and 1 as well, where the
+    program does not depend on that.
     Raises Unsupported for what one graph cannot do, for tensors that require grad while grad mode is on, and for
     results that a library cannot give; ValueError for two arguments that are one tensor."""
-    kwargs = dict(kwargs)
+    shapes = Shapes(any_size=True)
+    try:
+        return _program_of(function, args, dict(kwargs), dynamic_shapes, options, machine, specs, shapes)
+    except (Unsupported, ConstraintError) as error:
+        if not shapes.has_any:
+            raise
+        if isinstance(error, Unsupported):
+            forgive(error)
+    return _program_of(function, args, dict(kwargs), dynamic_shapes, options, machine, specs, Shapes())
+
+
+def _program_of(
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    dynamic_shapes: object,
+    options: Mapping[str, object],
+    machine: Machine,
+    specs: Specs | None,
+    shapes: Shapes,
+) -> Program:
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
     _refuse_training(leaves)
     called, passed = function, args
@@ -80,7 +101,6 @@ def program_of(
     elif not isinstance(function, types.FunctionType):
         called, passed = call_target, (function, *args)
     named, parameters = bound(function, args, kwargs)
-    shapes = Shapes()
     with torch.no_grad(), collector_paused():
         with (
             shapes.marked(spelled_out(dynamic_shapes, function, args, kwargs), named, True),

@@ -112,7 +112,8 @@ def _dynamic_shapes(program: ExportedProgram) -> object:
         for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
             if isinstance(size, torch.SymInt):
                 bounds = ranges.get(str(size))
-                lo, hi = (2, None) if bounds is None else (max(int(bounds.lower), 2), bounds.upper)
+                lo, hi = (None, None) if bounds is None else (int(bounds.lower), bounds.upper)
+                lo = None if lo == 2 else lo  # torch's own, of sizes without a bound
                 shape[dim] = Dim.DYNAMIC(min=lo, max=int(hi) if hi is not None and hi.is_Integer else None)
         shapes.append(shape or None)
     spec = program.call_spec.in_spec

@@ -48,11 +48,15 @@ class Shapes:
     """The sizes of one call's arguments that may differ. `names`: those of dimensions of tensors, by the tensor's id
     and the dimension; `sizes`: of each name in this call; `numbers`: the kinds of marks of integers, by their paths.
     `function` is what is called, `arguments` the names of its arguments, as `bound` gives them; without it integers are
-    constants.
+    constants. `any_size`: nothing may depend on whether a size that may be 0 or 1 is so; `has_any` says whether there
+    is such a one.
     """
 
-    def __init__(self, function: Callable[..., object] | None = None, arguments: Sequence[str] = ()) -> None:
-        self.function, self.arguments = function, list(arguments)
+    def __init__(
+        self, function: Callable[..., object] | None = None, arguments: Sequence[str] = (), any_size: bool = False
+    ) -> None:
+        self.function, self.arguments, self.any_size = function, list(arguments), any_size
+        self.has_any = False
         self.names: dict[tuple[int, int], Name] = {}
         self.sizes: dict[str, int] = {}
         self.numbers: dict[Path, str] = {}
@@ -154,7 +158,10 @@ class Shapes:
                 known = name.derived[1](self.sizes[name.derived[0]])
             if known != size:
                 raise ValueError(f"dynamic_shapes names {path} {name.text!r}, so that it is {known}, but it is {size}")
-        mark(tensor, dim, Mark(kind, _bound(lo), _bound(hi), shape_id))
+        lo, hi = _bound(lo), _bound(hi)
+        if self.any_size and kind in ("dynamic", "maybe") and (lo is None or lo < 2):
+            kind, self.has_any = "unbacked", True
+        mark(tensor, dim, Mark(kind, lo, hi, shape_id))
 
     def check(self, captured: Captured) -> None:
         """Raises ConstraintError where the program assumes more of sizes with names than these say."""

@@ -104,12 +104,64 @@ def test_sizes_may_differ_where_they_are_dynamic(tmp_path: Path) -> None:
 
     shapes = ({0: "batch"}, {0: Dim("width", max=40)})
     library = made(tmp_path, program, (torch.randn(4), torch.randn(6)), dynamic_shapes=shapes)
-    for batch, width in ((4, 6), (9, 33), (100, 2)):
+    for batch, width in ((4, 6), (9, 33), (100, 2), (1, 1), (1, 5)):
         same(program, library, (torch.randn(batch), torch.randn(width)))
     with pytest.raises(RuntimeError, match="size of input y in dimension 0 is 41, but must be at most 40"):
         library(torch.randn(4), torch.randn(41))
-    with pytest.raises(RuntimeError, match="size of input x in dimension 0 is 1, but must be at least 2"):
-        library(torch.randn(1), torch.randn(4))
+
+
+def _positioned(x: torch.Tensor) -> object:
+    table = torch.arange(6.0).expand(1, 6)
+    return x + table, (x - x.mean(0, keepdim=True)) / x.shape[0], x + torch.arange(x.shape[0])[:, None]
+
+
+def _reshaped(x: torch.Tensor) -> object:
+    heads = x.exp().view(x.shape[0], 2, 3).transpose(1, 2)
+    return heads.reshape(x.shape[0], -1) + 1, heads.flatten(0, 1).sin(), torch.cat([x, x[:1]]), x.t() @ x
+
+
+_BATCHES: dict[str, Callable[[], tuple[nn.Module | Program, Callable[[int], torch.Tensor]]]] = {
+    "positions": lambda: (_positioned, lambda n: torch.randn(n, 6)),
+    "shapes": lambda: (_reshaped, lambda n: torch.randn(n, 6)),
+    "images": lambda: (
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval(),
+        lambda n: torch.randn(n, 3, 7, 9),
+    ),
+    "attention": lambda: (
+        nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval(),
+        lambda n: torch.randn(n, 5, 16),
+    ),
+}
+
+
+@pytest.mark.parametrize("size", ["n", Dim("n", min=1, max=64), Dim.DYNAMIC, Dim.AUTO], ids=["name", "Dim", "D", "A"])
+@pytest.mark.parametrize("name", _BATCHES)
+def test_batches_of_one(tmp_path: Path, name: str, size: object) -> None:
+    """A library serves a single example as well, whatever batch it was made with."""
+    program, make = _BATCHES[name]()
+    library = made(tmp_path, program, (make(5),), dynamic_shapes=({0: size},))
+    for batch in (1, 2, 17):
+        same(program, library, (make(batch),))
+
+
+def test_a_program_that_does_otherwise_with_one(tmp_path: Path) -> None:
+    """Both ways are in the library, or it is for more; results of other shapes are refused."""
+
+    def asking(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] == 1 else x + 1
+
+    library = made(tmp_path, asking, (torch.randn(4, 3),), dynamic_shapes=({0: "n"},))
+    for batch in (1, 2, 9):
+        same(asking, library, (torch.randn(batch, 3),))
+
+    def dropping(x: torch.Tensor) -> torch.Tensor:
+        return x.squeeze() + 1
+
+    library = made(tmp_path, dropping, (torch.randn(4, 3),), dynamic_shapes=({0: "n"},))
+    for batch in (2, 9):
+        same(dropping, library, (torch.randn(batch, 3),))
+    with pytest.raises(RuntimeError, match="does not hold"):
+        library(torch.randn(1, 3))
 
 
 def _collected(given: tuple[Any, ...]) -> object:
