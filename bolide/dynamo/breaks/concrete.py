@@ -22,6 +22,7 @@ import torch
 from bolide.dynamo.breaks.segments import Shape, unflatten
 from bolide.dynamo.bytecode.instructions import Code
 from bolide.dynamo.bytecode.uniform import CALLS, UNIFORM
+from bolide.dynamo.library.imports import cannot_import
 from bolide.dynamo.machine.callers import call_within, makes_classes, variables
 from bolide.dynamo.machine.faults import is_fault
 from bolide.dynamo.machine.interpreter import OPCODES, Handler, Machine
@@ -388,7 +389,7 @@ def _import_from(vm: Machine, frame: Frame, arg: str) -> None:
     except AttributeError:
         submodule = sys.modules.get(f"{module.__name__}.{arg}")
         if submodule is None:
-            raise ImportError(f"cannot import name {arg!r} from {module.__name__!r}") from None
+            raise cannot_import(module, arg) from None
         frame.stack.append(submodule)
 
 

@@ -24,7 +24,7 @@ from bolide.dynamo.breaks.segments import Shape, flatten, is_local, unflatten
 from bolide.dynamo.bytecode.instructions import decode
 from bolide.dynamo.machine.attributes import Super
 from bolide.dynamo.machine.interpreter import Machine
-from bolide.dynamo.machine.originals import LASTING, original_of, values_of
+from bolide.dynamo.machine.originals import original_of, values_of
 from bolide.dynamo.program.captured import Effect, Recipe, Source
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import (
@@ -119,11 +119,6 @@ def _raise_in(machine: Machine, record: Generator, error: BaseException | None) 
 def is_reified(value: Any) -> bool:
     """Whether a native generator has a reified body."""
     return type(value) is types.GeneratorType and value.gi_code is _body.__code__
-
-
-def is_lasting(value: Any) -> bool:
-    """Whether a native generator stands for an iterator that goes on after an exception, which it would not."""
-    return is_reified(value) and value.gi_frame is not None and record_of(value).frame.code.code in LASTING
 
 
 def record_of(value: Any) -> Generator:

@@ -180,7 +180,10 @@ def _up_to_break(
 
 def _raises_again(first: _Attempt, refusal: Unsupported) -> bool:
     """Whether the program has raised an exception where it has done so before: it is one that callers handle. What is
-    raised once costs no compilation."""
+    raised once costs no compilation. Not what torch raises, which may tell how a value was made: of what a segment
+    gives, that is otherwise."""
+    if type(refusal.__cause__) is RuntimeError:
+        return False
     raised, before = first.symbols.history.learnt.raised, len(first.symbols.history.learnt.raised)
     raised.add(refusal.where)
     return refusal.kind == "user_exception" and len(raised) == before

@@ -19,7 +19,6 @@ import torch
 
 from bolide.dynamo.breaks.concrete import Concrete, rehearse
 from bolide.dynamo.breaks.hops import Hop, Left, Way, make_hop
-from bolide.dynamo.breaks.reified import is_lasting
 from bolide.dynamo.breaks.segments import Shape, Suspended, are_held, flatten
 from bolide.dynamo.bytecode.instructions import Code
 from bolide.dynamo.bytecode.uniform import UNIFORM
@@ -451,9 +450,6 @@ Dispatcher._other_defaults._torchdynamo_inline = _of_original  # type: ignore[at
 Dispatcher.resume._torchdynamo_inline = _result  # type: ignore[attr-defined]
 
 
-_IDLE = 2  # versions without an operation of which a point makes no more
-
-
 class Point(Versions):
     """A place where segments of a function have ended. Its entries take the values that are live there, and answer the
     function's result, or `Suspended` when they end in a break themselves.
@@ -486,8 +482,6 @@ class Point(Versions):
         return Suspended(self.shape, args, onwards=not self.single or bool(self.shape.frames[-1].code.skipped))
 
     def wanted(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-        if self.idle >= _IDLE and self.idle == len(self.entries) and not any(map(is_lasting, args)):
-            return False  # to go on for real costs less than one more version
         return not self.root.retired and super().wanted(args, kwargs)
 
     def capture_now(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Captured:

@@ -149,7 +149,6 @@ class Versions(ABC):
         self.order: tuple[Entry, ...] = ()  # the same, by last use
         self.sizes = SizeHistory(self.name, self.wishes.dynamic, place=self.place)
         self.given_up = False
-        self.idle = 0  # how many were made that have no operation
         self.called = False  # with the stance eager_then_compile
         self.misfit: str | None = None
         self.kept: list[str] = []  # the digests of its entries' records
@@ -515,9 +514,8 @@ class Versions(ABC):
         captured.name = self.name
         state.stage = "backend"
         captured_after = time.perf_counter() - start
-        operations = sum(node.op == "call_function" for node in captured.trace.graph.nodes)
-        self.idle += not operations
         if events.subscribers:
+            operations = sum(node.op == "call_function" for node in captured.trace.graph.nodes)
             shown = tuple(map(guards.text, guards.prepare(captured.guards, surroundings)))
             for guard in filter(guards.is_of_data, captured.guards):
                 assert guard.source is not None and guard.source.base is not None

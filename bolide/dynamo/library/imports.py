@@ -68,3 +68,10 @@ def _import_module(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     except (ImportError, TypeError, ValueError):
         return NATIVE  # raises its own
     return imported(vm, known, lambda: importlib.import_module(name, package))
+
+
+def cannot_import(module: object, name: str) -> ImportError:
+    """The exception of ``from module import name`` where there is no such thing."""
+    known, path = getattr(module, "__name__", "<unknown module name>"), getattr(module, "__file__", None)
+    text = f"cannot import name {name!r} from {known!r} ({path or 'unknown location'})"
+    return ImportError(text, name=known, path=path)

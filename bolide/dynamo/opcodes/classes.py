@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from bolide.dynamo.bytecode.uniform import UNIFORM
-from bolide.dynamo.library.imports import absolute_name, imported, rely_on_module
+from bolide.dynamo.library.imports import absolute_name, cannot_import, imported, rely_on_module
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.calls import intercept
 from bolide.dynamo.machine.interpreter import Machine, opcode
@@ -117,9 +117,7 @@ def _import_from(vm: Machine, frame: Frame, arg: str) -> bool | None:
     if submodule is not MISSING:
         frame.stack.append(submodule)
         return None
-    path = getattr(module, "__file__", None)
-    text = f"cannot import name {arg!r} from {name!r} ({path or 'unknown location'})"
-    raise ImportError(text, name=name, path=path)
+    raise cannot_import(module, arg)
 
 
 # ---- type parameters -------------------------------------------------------------------------------------------------

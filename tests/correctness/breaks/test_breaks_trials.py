@@ -171,24 +171,6 @@ def test_a_loop_with_a_break_in_it_is_measured(slow: str, told: list[Any], monke
     assert versions(told) <= 4
 
 
-def test_points_without_operations_make_no_version_for_each_way(told: list[Any]) -> None:
-    def program(weights: Tensor, count: int) -> Any:
-        drawn = torch.multinomial(weights.softmax(0), count, replacement=True).tolist()
-        return [number for number in drawn if number % 2 == 0], len(set(drawn)), sorted(drawn)[0]
-
-    compiled = bolide.compile(program)
-    for number in range(30):
-        args = torch.randn(20), 5 + number % 4
-        torch.manual_seed(number)
-        expected = program(*args)
-        torch.manual_seed(number)
-        assert compiled(*args) == expected
-    made = versions(told)
-    for _ in range(20):
-        compiled(torch.randn(20), 6)
-    assert versions(told) <= made + 1 and made <= 20
-
-
 def broken_once(x: Tensor) -> Tensor:
     y = x.abs()
     print(end="")
