@@ -16,16 +16,19 @@ _folder = pytest.StashKey["tempfile.TemporaryDirectory[str]"]()
 _file = pytest.StashKey[IO[str]]()
 
 
-@pytest.hookimpl(trylast=True)  # pytest has let faulthandler write to stderr by then, where it is lost
 def pytest_configure(config: pytest.Config) -> None:
-    worker = getattr(config, "workerinput", None)
-    if worker is None:
+    if not hasattr(config, "workerinput"):
         config.stash[_folder] = tempfile.TemporaryDirectory()
         os.environ[PLACE] = config.stash[_folder].name
-    else:
-        config.stash[_file] = Path(os.environ[PLACE], worker["workerid"]).open("w")  # noqa: SIM115
-        faulthandler.enable(config.stash[_file])
-        faulthandler.register(signal.SIGTERM, config.stash[_file], chain=True)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """By now pytest has let faulthandler write to stderr, where it is lost among the output."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is not None:
+        file = session.config.stash[_file] = Path(os.environ[PLACE], worker["workerid"]).open("w")  # noqa: SIM115
+        faulthandler.enable(file)
+        faulthandler.register(signal.SIGTERM, file, chain=True)
 
 
 @pytest.hookimpl(optionalhook=True)

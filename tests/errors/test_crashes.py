@@ -23,6 +23,13 @@ def test_another():
     pass
 """
 
+CONFTEST = """
+import crash_tools
+
+def pytest_configure(config):
+    config.pluginmanager.register(crash_tools)
+"""
+
 
 @pytest.mark.parametrize(
     ("crash", "expected"),
@@ -34,7 +41,8 @@ def test_another():
 )
 def test_a_crash_of_a_worker_is_told_at_the_end(tmp_path: Path, crash: str, expected: list[str]) -> None:
     (tmp_path / "test_it.py").write_text(CRASHING.format(crash=crash))
-    plugins = ["-p", "crash_tools", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    plugins = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
     command = [sys.executable, "-m", "pytest", "-n", "1", *plugins, str(tmp_path)]
     tools = str(Path(__file__).parent.parent)
     known = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
