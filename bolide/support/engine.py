@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -194,33 +195,27 @@ def assembly(text: str, cpu: str, features: str) -> str:
         return str(machine(cpu, features).emit_assembly(llvm.parse_assembly(with_stand_ins(text))))
 
 
-class _MethodDef(ctypes.Structure):
-    """CPython's PyMethodDef."""
-
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    ]
-
-
 class Method:
     """Native code that Python functions are made of: ``PyObject *(PyObject *self, PyObject **args, Py_ssize_t count)``.
-    The functions that `bind` makes keep it alive.
+    The functions that `bind` makes keep it alive. `definition`: CPython's PyMethodDef, name, address, flags and text. A
+    function reads the flags when it dies, also as part of a cycle, of which the collector clears dicts and what ctypes
+    makes before: so they are in an array, which it does not clear.
     """
 
     FASTCALL = 0x0080
 
     def __init__(self, name: str, library: Library, export: str) -> None:
         self.library = library
-        self.definition = _MethodDef(name.encode(), library.addresses[export], self.FASTCALL, None)
+        self.name = array("b", name.encode() + b"\0")
+        words = (self.name.buffer_info()[0], library.addresses[export], self.FASTCALL, 0)
+        self.definition = array("Q", words)
 
     def bind(self, word: int, owned: object) -> Callable[..., Any]:
         """A Python function whose native `self` is the integer `word`; `owned` is kept alive with it."""
         new = ctypes.pythonapi.PyCFunction_NewEx
         new.restype = ctypes.py_object
         new.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
-        # The last argument is what CPython calls the function's module: any object.
-        function: Callable[..., object] = new(ctypes.addressof(self.definition), word, (self, owned))
+        # The last argument is what CPython calls the function's module: any object that is not cleared itself.
+        kept = (self.definition, self.name, self, owned)
+        function: Callable[..., object] = new(self.definition.buffer_info()[0], word, kept)
         return function

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
+import gc
 import re
 import sys
 import warnings
+from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +22,7 @@ from bolide.dynamo.native import check as checks
 from bolide.dynamo.native import layout, native, proof
 from bolide.inductor.codegen.math_calls import MATH_CALLS
 from bolide.support import artifacts, symbols
+from bolide.support.engine import Method, load
 
 
 def run(f: Callable[..., Any], calls: int = 4) -> None:
@@ -176,3 +180,18 @@ def test_what_is_not_proved_stays_in_python(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.undo()
     _forget()
     assert (proof.proved(checks.readable) is None) == (layout.layout() is None)
+
+
+# ---- the end of native functions -------------------------------------------------------------------------------------
+
+
+def test_what_a_native_function_reads_when_it_dies_is_not_cleared() -> None:
+    """CPython reads the flags of its PyMethodDef then. In a cycle the collector has cleared dicts, and structures of
+    ctypes, by that time; arrays it has not."""
+    text = "define i8* @itself(i8* %self, i8** %args, i64 %count) {\n  ret i8* %self\n}"
+    function = Method("itself", load(text, ("itself",), "", ""), "itself").bind(7, None)
+    gc.collect()
+    assert function() == 7 and function.__name__ == "itself"
+    read = ctypes.c_void_p.from_address(id(function) + 2 * ctypes.sizeof(ctypes.c_void_p)).value  # m_ml
+    kept = [part for part in gc.get_referents(*gc.get_referents(function)) if isinstance(part, array)]
+    assert read in [part.buffer_info()[0] for part in kept]
