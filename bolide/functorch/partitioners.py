@@ -181,7 +181,7 @@ def analyse(joint: Joint, recomputable: Container[object] | None = None) -> Need
     device = next((node.meta["val"].device for node in placeholders(graph) if is_tensor(node)), torch.device("cpu"))
     inputs = enumerate(placeholders(graph)[: joint.inputs])
     outside = [*visible, *(slot for at, slot in inputs if at not in joint.parameters)]
-    exposed = {root(node) for node in outside if is_tensor(node) and "scores" not in root(node).meta}
+    exposed = {root(node) for node in outside if is_tensor(node)}
     facts = candidates, demanded, readers, in_forward, backward_only, visible, checkpointed, held, exposed, recomputable
     needs = Needs(*facts, policy=policy_of(device))
     backward_only.update(node for node in candidates if node not in in_forward and needs.savable(node))
