@@ -80,12 +80,7 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
     trace.graph.output(tuple(values))
     trace.shapes.closed = True
     written = frozenset(write.input for write in signature.writes)
-    return Joint(trace.graph, len(trace.inputs) + len(trace.sizes), outputs, written, parameters_of(trace))
-
-
-def parameters_of(trace: Trace) -> frozenset[int]:
-    """The places of inputs that are parameters of modules."""
-    return frozenset(index for index, leaf in enumerate(trace.leaves) if isinstance(leaf, torch.nn.Parameter))
+    return Joint(trace.graph, len(trace.inputs) + len(trace.sizes), outputs, written)
 
 
 _WANTS_NUMBERS = ("concrete integers", "with symbolic sizes")  # what derivatives in C++ say that know no symbols
