@@ -86,7 +86,7 @@ def _refuse_factors(trace: Recorder, name: str, args: tuple[object, ...], kwargs
     if not isinstance(dtype, torch.dtype):
         dtype = torch.get_default_dtype()
     if tensors:
-        dtype = torch.result_type(tensors[0], tensors[-1])
+        dtype = torch.promote_types(tensors[0].dtype, tensors[-1].dtype)
     own = name in _IN_OWN_TYPE and tensors[0].device.type == "cpu"
     if dtype in (torch.float16, torch.bfloat16) and not own:
         dtype = torch.float32
