@@ -24,7 +24,7 @@ from bolide.functorch.graphs import (
     placeholders,
     results,
 )
-from bolide.functorch.joint import finish_inference, finish_joint, tangent_meta
+from bolide.functorch.joint import finish_inference, finish_joint, parameters_of, tangent_meta
 from bolide.functorch.partitioners import Joint, Partition, Strategy, forward_nodes, partition
 from bolide.functorch.passes import INFERENCE_PASSES, PASSES, Pass, run_passes
 from bolide.functorch.passes.freezing import Frozen, freeze, split_constants
@@ -169,7 +169,7 @@ def _compile_inference(trace: Trace, signature: Signature, request: Request) -> 
     if constants:
         return _compile_frozen(trace, signature, request, visible, constants)
     graph = run_passes(trace.graph, request.name, request.inference_passes)
-    return request.forward(graph, trace.constants, GraphInfo("inference", _parameters(trace), visible))
+    return request.forward(graph, trace.constants, GraphInfo("inference", parameters_of(trace), visible))
 
 
 def _compile_frozen(
@@ -180,9 +180,9 @@ def _compile_frozen(
     graph = freeze(run_passes(trace.graph, request.name), constants, shapes)
     split = split_constants(run_passes(graph, request.name, request.inference_passes), constants)
     if split is None:
-        info = GraphInfo("inference", _parameters(trace), visible)
+        info = GraphInfo("inference", parameters_of(trace), visible)
         return request.forward(trace.graph, trace.constants, info)
-    parameters = _parameters(trace)
+    parameters = parameters_of(trace)
     static = {place for place, position in enumerate(split.rest_takes) if position in parameters}
     static.update(range(len(split.rest_takes), len(placeholders(split.rest))))
     rest_info = GraphInfo("inference", frozenset(static), visible)
@@ -202,7 +202,7 @@ def _compile_training(trace: Trace, signature: Signature, request: Request) -> t
     apart = histories([None if r.tensor is None else r.tensor.grad_fn for r in signature.results])
     derivable = not trace.derivation.lost  # which the backward may set, too
     joint, tape, parts = _differentiated(trace, signature, request, derivable)
-    parameters = _parameters(trace)
+    parameters = parameters_of(trace)
     kept = None if tape is None else _kept_results(parts.forward, joint.inputs, tape)
     info = GraphInfo("forward", parameters, frozenset(range(joint.outputs)))
     forward = request.forward(parts.forward, trace.constants, info)
@@ -383,10 +383,6 @@ def _kept_results(forward: fx.Graph, inputs: int, tape: Tape) -> tuple[int, ...]
     return tuple([inputs + places[node] for node in kept])
 
 
-def _parameters(trace: Trace) -> frozenset[int]:
-    return frozenset(index for index, leaf in enumerate(trace.leaves) if isinstance(leaf, torch.nn.Parameter))
-
-
 def _numbers(trace: Trace) -> frozenset[int]:
     """The inputs of no dimension and no history: that of a float is nobody else's, and dies with the call."""
     leaves = enumerate(trace.leaves)
@@ -403,7 +399,7 @@ def _crossing(
     tensors = [at for node, at in zip(parts.saved, parts.saved_at) if is_tensor(node)]
     tangents = [None if result.tensor is None else _strides(tangent_meta(result.meta)) for result in signature.results]
     tangents += [None] * len(signature.numbers)
-    apart, parameters = frozenset(tensors), _parameters(trace)
+    apart, parameters = frozenset(tensors), parameters_of(trace)
     read = [at for at in (tape.read if tape else ()) if at not in apart]
     held = parameters | _numbers(trace)
     loose = [at for at in read if at not in held]

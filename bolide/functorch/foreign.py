@@ -8,6 +8,7 @@ holds tensors without data.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -164,7 +165,7 @@ def split_by(function: PartitionFn, constants: dict[str, torch.Tensor], joint: J
     """The partition of a joint graph that a function of others makes; ours are spared the way out and back."""
     own = _own_strategy(function)
     if own is not None:
-        made = partitioned(joint, *own)
+        made = partitioned(_asked_for(joint), *own)
         pool = [*placeholders(made.forward), *results(made.forward)]
         read = zip(made.saved_at, placeholders(made.backward))
         saved = tuple([pool[at] for at, slot in read if is_tensor(slot) or slot.users])
@@ -294,6 +295,11 @@ def _own_strategy(function: PartitionFn) -> tuple[Strategy, Container[object] | 
     return (_STRATEGIES[function.func], function.keywords.get("recomputable_ops")) if known else None
 
 
+def _asked_for(joint: Joint) -> Joint:
+    """Who asks for a partition by name wants what can be computed again from any inputs."""
+    return dataclasses.replace(joint, steady=frozenset(range(joint.inputs)))
+
+
 def _partitioned(
     module: fx.GraphModule, outputs: int, strategy: Strategy, recomputable: Container[object] | None
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -304,7 +310,7 @@ def _partitioned(
     inputs = sum("tangents" not in str(slot.target) for slot in slots)
     writes = graph.find_nodes(op="call_function", target=aten.copy_.default)
     written = frozenset(at for at, slot in enumerate(slots) if any(write.args[0] is slot for write in writes))
-    parts = partitioned(Joint(graph, inputs, outputs, written), strategy, recomputable)
+    parts = partitioned(_asked_for(Joint(graph, inputs, outputs, written)), strategy, recomputable)
     pool = [*placeholders(parts.forward), *results(parts.forward)]
     give(parts.forward, [*pool[inputs : inputs + outputs], *(pool[at] for at in parts.saved_at)])
     slots = placeholders(parts.backward)

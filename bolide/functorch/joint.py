@@ -80,7 +80,18 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
     trace.graph.output(tuple(values))
     trace.shapes.closed = True
     written = frozenset(write.input for write in signature.writes)
-    return Joint(trace.graph, len(trace.inputs) + len(trace.sizes), outputs, written)
+    return Joint(trace.graph, len(trace.inputs) + len(trace.sizes), outputs, written, _steady_inputs(trace))
+
+
+def _steady_inputs(trace: Trace) -> frozenset[int]:
+    """The places of parameters and other leaves that require grad: eager refuses writes to them while it records."""
+    ours = enumerate(zip(trace.inputs, trace.leaves))
+    return parameters_of(trace) | {place for place, (given, leaf) in ours if given is leaf and leaf.requires_grad}
+
+
+def parameters_of(trace: Trace) -> frozenset[int]:
+    """The places of inputs that are parameters of modules."""
+    return frozenset(index for index, leaf in enumerate(trace.leaves) if isinstance(leaf, torch.nn.Parameter))
 
 
 _WANTS_NUMBERS = ("concrete integers", "with symbolic sizes")  # what derivatives in C++ say that know no symbols

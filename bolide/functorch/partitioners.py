@@ -45,13 +45,15 @@ from bolide.tracing.traits import NEVER
 @dataclass(frozen=True, slots=True)
 class Joint:
     """A joint graph: the first `inputs` placeholders are the inputs, the others the tangents; the first `outputs`
-    results belong to the forward, the others are gradients. `written` are the inputs whose memory changes in the call.
+    results belong to the forward, the others are gradients. `written` are the inputs whose memory changes in the call,
+    `steady` those that nobody writes to between a forward and its backward: parameters, leaves that require grad.
     """
 
     graph: fx.Graph
     inputs: int
     outputs: int
     written: frozenset[int] = frozenset()
+    steady: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,8 @@ class Needs:
     reads directly; `readers`: the nodes of the backward that depend on tangents; `in_forward`: nodes that the forward
     computes in any case; `backward_only`: candidates that it does not compute, but could save; `visible`: its results;
     `checkpointed`: nodes that the program wants computed again; `held`: those that code of the program's is given in
-    the backward, which may write to this very memory; `recomputable`: see `partition`; `again`: what computing a node
+    the backward, which may write to this very memory; `exposed`: inputs and results that eager does not save, so that
+    the program may write to them before the backward; `recomputable`: see `partition`; `again`: what computing a node
     once more costs, as `cost.recompute` says it; `policy`: of the device that the graph is for.
     """
 
@@ -129,6 +132,7 @@ class Needs:
     visible: set[fx.Node]
     checkpointed: set[fx.Node]
     held: set[fx.Node]
+    exposed: set[fx.Node]
     recomputable: Container[object] | None = None
     again: Callable[[fx.Node], float] = recompute
     policy: Policy = POLICIES["cpu"]
@@ -175,9 +179,13 @@ def analyse(joint: Joint, recomputable: Container[object] | None = None) -> Need
     held = {root(operand) for node in called for operand in node.all_input_nodes if is_tensor(operand)}
     visible = set(outputs)
     device = next((node.meta["val"].device for node in placeholders(graph) if is_tensor(node)), torch.device("cpu"))
-    facts = candidates, demanded, readers, in_forward, backward_only, visible, checkpointed, held, recomputable
+    inputs = enumerate(placeholders(graph)[: joint.inputs])
+    outside = [*visible, *(slot for at, slot in inputs if at not in joint.steady)]
+    exposed = {root(node) for node in outside if is_tensor(node) and "scores" not in root(node).meta}
+    facts = candidates, demanded, readers, in_forward, backward_only, visible, checkpointed, held, exposed, recomputable
     needs = Needs(*facts, policy=policy_of(device))
     backward_only.update(node for node in candidates if node not in in_forward and needs.savable(node))
+    exposed.difference_update(read_by_backward(needs))
     return needs
 
 
@@ -203,11 +211,12 @@ def _checkpointed(graph: fx.Graph, in_forward: set[fx.Node]) -> set[fx.Node]:
 
 def read_by_backward(needs: Needs) -> list[fx.Node]:
     """The default choice, eager's: the values of the forward that the backward's formulas read; what the forward does
-    not compute is left to the backward.
+    not compute is left to the backward, but for what code of the program's may write to there.
     """
 
     def is_saved(node: fx.Node) -> bool:
-        return needs.savable(node) and (node.op == "placeholder" or node in needs.in_forward)
+        early = node.op == "placeholder" or node in needs.in_forward or node in needs.held
+        return early and needs.savable(node)
 
     read = closure(needs.demanded, lambda node: () if is_saved(node) else node.all_input_nodes)
     return [node for node in needs.candidates if node in read and is_saved(node)]
@@ -266,8 +275,11 @@ def cut(needs: Needs, saving: Callable[[fx.Node], float] | None = None) -> Cut:
 
 def price_of_saving(node: fx.Node, needs: Needs) -> float:
     """Reading the value back, and writing it if the forward does not anyway. Of an input, which takes no memory, what
-    its readers read of it, but two are still read rather than one value of theirs written and read.
+    its readers read of it, but two are still read rather than one value of theirs written and read. What is exposed is
+    not saved: autograd would refuse a backward after a write to it.
     """
+    if node in needs.exposed:
+        return INFINITE
     if node.op == "placeholder":
         read = max(map(node_bytes, readers_through_views(node)), default=0)
         return 1.0 + needs.policy.input_byte * min(read, node_bytes(node))

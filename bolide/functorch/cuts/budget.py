@@ -69,7 +69,7 @@ def within_budget(needs: Needs, usual: list[fx.Node], budget: float) -> list[fx.
     if not 0 <= budget <= 1:
         raise ValueError(f"activation_memory_budget is {budget}, not a share between 0 and 1")
     limit = budget * _activations(usual)
-    needs = replace(needs, again=again)
+    needs = replace(needs, again=again, exposed=set())  # a budget asks for what is computed again from the inputs
     low, high = _choice(needs, 0.0), _choice(needs, _LARGE)
     if low.bytes <= limit:
         return low.cut.saved

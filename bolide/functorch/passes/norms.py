@@ -3,7 +3,8 @@
 A norm's op gives its result, mean and reciprocal deviation at once; seen as one op it would have to be done again in
 full to have the result again. Pointwise readers in the backward therefore read an expression of the input and the
 statistics, which are saved for the norm's own backward anyway, so the result itself need not be saved. A log-softmax
-becomes its formula: its statistics are the largest of each row and the logarithm of a sum.
+becomes its formula: its statistics are the largest of each row and the logarithm of a sum. What it is made of is marked
+as ``meta["scores"]`` where nobody else sees the result: of a large vocabulary both would take much memory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 import torch.fx as fx
 
 from bolide.functorch.cost import fuses
-from bolide.functorch.graphs import aten, is_getitem, is_view
+from bolide.functorch.graphs import aten, is_getitem, is_view, root
 from bolide.symbolic import ShapeEnv, contiguous_strides
 from bolide.tracing import TensorMeta
 from bolide.tracing.rules import infer
@@ -106,6 +107,8 @@ def split_norms(graph: fx.Graph, forward: set[fx.Node], shapes: ShapeEnv | None 
                         reader.replace_input_with(relu, value)
     for node in graph.find_nodes(op="call_function", target=aten._log_softmax.default):
         if _readers(node, forward) and _is_along_rows(node):
+            if not any(user.op == "output" for user in node.users):
+                _source(node.all_input_nodes[0]).meta["scores"] = True
             value = _log_softmax(Writer(node, shapes), node)
             value.meta = node.meta
             node.replace_all_uses_with(value)
@@ -126,6 +129,14 @@ def _log_softmax(write: Writer, node: fx.Node) -> fx.Node:
     shifted = write(aten.add.Tensor, x, write(aten.neg.default, top))
     value = write(aten.sub.Tensor, shifted, write(aten.log.default, total))
     return value if dtype == wide else write(aten._to_copy.default, value, dtype=dtype)
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """The value before views and conversions."""
+    node = root(node)
+    while node.target is aten._to_copy.default:
+        node = root(node.all_input_nodes[0])
+    return node
 
 
 def _is_along_rows(node: fx.Node) -> bool:
