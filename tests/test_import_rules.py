@@ -63,6 +63,7 @@ RARE = (
     "bolide.inductor.plan.codec",
     "bolide.inductor.plan.records",
     "bolide.support.cache.disk",
+    "bolide.support.native.loader",
     "bolide.functorch.cuts.mincut",
 )
 RARE += ("bolide.debug.repro", "bolide.functorch.cuts.budget", "bolide.functorch.runtime.inlined")

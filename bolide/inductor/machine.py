@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from bolide.support.engine import host
+
 FAR = 1 << 60  # no two elements are farther apart
 
 
@@ -279,9 +281,7 @@ def _gpu(capability: tuple[int, int]) -> Machine:
 @functools.cache
 def host_target() -> Target:
     """The instructions of the CPU this process runs on."""
-    import llvmlite.binding as llvm
-
-    return target_of(llvm.get_host_cpu_name(), llvm.get_host_cpu_features())
+    return target_of(host().cpu, host().features)
 
 
 def target_of(cpu: str, features: Mapping[str, bool]) -> Target:

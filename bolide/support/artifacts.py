@@ -31,9 +31,9 @@ from bolide.support.caches import on_reset
 from bolide.support.errors import BolideError
 from bolide.support.locks import compiling
 
-KINDS = ("objects", "images", "modules", "kernels", "plans", "choices", "libraries", "functions", "sources")
+KINDS = ("objects", "images", "modules", "kernels", "plans", "choices", "libraries", "functions", "sources", "hosts")
 """Machine code of modules, and of those for GPUs; where that of bolide's own is; where a kernel's is; plans of graphs;
-schedules that were fastest; times of libraries; entries of compiled functions; digests of our sources."""
+schedules that were fastest; times of libraries; entries of compiled functions; digests of our sources; CPUs."""
 
 _MARK = b"bolide\0\1"
 _HEAD = len(_MARK) + 32
@@ -135,7 +135,7 @@ def sources_digest() -> str:
     """A digest of our own code: what another version has made is not used. It is kept, by the sizes and times of all
     files, the time at which a file's node was changed among them, which no program sets."""
     files = sorted(_sources(_PACKAGE))
-    seen = [_signature(os.stat(name)) for name in files]
+    seen = [signature(os.stat(name)) for name in files]
     named = [(name.removeprefix(_PACKAGE), signature) for name, signature in zip(files, seen)]
     key = Key("sources", {"files": digest_of(repr(named))}, "bolide")
     place = (key.kind, key.digest)
@@ -161,7 +161,7 @@ def _sources(folder: str) -> Iterator[str]:
             yield from _sources(found.path)
 
 
-def _signature(status: os.stat_result) -> tuple[int, ...]:
+def signature(status: os.stat_result) -> tuple[int, ...]:
     """What differs once a file was written, or another one has taken its place."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 

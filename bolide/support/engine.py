@@ -1,12 +1,18 @@
-"""LLVM IR text to machine code loaded in this process. LLVM itself is loaded (60 ms) when it is first needed."""
+"""LLVM IR text to machine code loaded in this process. LLVM itself is loaded (20 to 60 ms) when code is first made:
+what it says of this machine is kept."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import importlib.util
+import json
+import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +26,10 @@ from bolide.support.symbols import SERIAL, symbol_address
 @dataclass(slots=True)
 class Library:
     """Loaded code and the addresses of its exported functions; `text` is the digest of the module's. The code is
-    released with this object."""
+    released with this object; `session`: LLVM's, if it has loaded it."""
 
-    tracker: object
-    jit: object
+    code: object
+    session: object
     addresses: dict[str, int]
     text: str
 
@@ -155,10 +161,50 @@ def object_key(text: str, cpu: str, features: str) -> Key:
 @functools.cache
 def target_names(cpu: str, features: str) -> Mapping[str, str]:
     """What machine code depends on besides its text."""
+    return {"target": host().triple, "cpu": cpu, "features": features, "llvm": host().llvm}
+
+
+class Host(NamedTuple):
+    """What LLVM says of this machine, and LLVM's version."""
+
+    cpu: str
+    features: Mapping[str, bool]
+    triple: str
+    llvm: str
+
+
+@functools.cache
+def host() -> Host:
+    """What is kept of it, for the same CPU and LLVM; else LLVM is asked."""
+    names = _host_names() if artifacts.is_on() else None
+    key = None if names is None else Key("hosts", names, "host")
+    kept = None if key is None else artifacts.find(key)
+    if kept is not None:
+        return Host(*json.loads(kept))
     import llvmlite.binding as llvm
 
     version = ".".join(map(str, llvm.llvm_version_info))
-    return {"target": llvm.get_default_triple(), "cpu": cpu, "features": features, "llvm": version}
+    found = Host(llvm.get_host_cpu_name(), dict(llvm.get_host_cpu_features()), llvm.get_default_triple(), version)
+    if key is not None:
+        artifacts.keep(key, json.dumps(found).encode())
+    return found
+
+
+_CPU = ("vendor_id", "cpu family", "model", "stepping", "flags")
+
+
+def _host_names() -> dict[str, str] | None:
+    """What LLVM's answers depend on: the first CPU as Linux tells of it, and LLVM's library; None where that is not
+    told."""
+    try:
+        with open("/proc/cpuinfo", "rb") as file:  # a large machine has megabytes of it
+            first = file.read(1 << 14).partition(b"\n\n")[0].decode()
+        told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+        package = importlib.util.find_spec("llvmlite")
+        library = Path(package.origin or "").parent / "binding" / "libllvmlite.so" if package else Path()
+        return {**{name: told[name] for name in _CPU}, "library": repr(artifacts.signature(os.stat(library)))}
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _compiled(text: str, cpu: str, features: str) -> Object:
@@ -172,13 +218,21 @@ def _compiled(text: str, cpu: str, features: str) -> Object:
 
 
 def _linked(code: Object, exports: Sequence[str], digest: str) -> Library:
-    import llvmlite.binding as llvm
-
-    builder = llvm.JITLibraryBuilder()
+    imports: dict[str, int] = {}
     for name in code.imports:
         address = symbol_address(name)
         if address is None:
             raise RuntimeError(f"generated code calls {name}, which is not in this build of torch")
+        imports[name] = address
+    from bolide.support.native import loader  # when something is compiled
+
+    with contextlib.suppress(loader.Unknown):
+        loaded = loader.load_object(code.image, imports, exports)
+        return Library(loaded, None, dict(loaded.addresses), digest)
+    import llvmlite.binding as llvm
+
+    builder = llvm.JITLibraryBuilder()
+    for name, address in imports.items():
         builder.import_symbol(name, address)
     builder.add_object_img(code.image)
     for name in exports:

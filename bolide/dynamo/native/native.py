@@ -13,7 +13,8 @@ import torch
 
 from bolide.dynamo.native import instructions, machine_code
 from bolide.dynamo.native.layout import Layout, autograd_state, required
-from bolide.support.engine import Method, load
+from bolide.support.artifacts import digest_of
+from bolide.support.engine import Method, load_own
 from bolide.support.native.translate import translate
 
 Form = Callable[..., list[object] | None]
@@ -23,7 +24,8 @@ Form = Callable[..., list[object] | None]
 @functools.cache
 def method(layout: Layout) -> Method:
     """The machine code of all checks, loaded once for a process."""
-    library = load(text(layout), ("check",), "", "")
+    name = f"check {digest_of(repr(layout))}"
+    library = load_own(name, functools.partial(text, layout), ("check",))
     return Method("check", library, "check")
 
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import llvmlite.binding
 import torch
 from torch import nn
 
@@ -403,6 +402,8 @@ def saved(folder: str) -> None:
 def loaded(folder: str) -> None:
     """Those files in a process that captures nothing, and that cannot make machine code: only what takes over after
     some calls is made then."""
+    import llvmlite.binding
+
     llvmlite.binding.parse_assembly = None
     module, eager = Layer(), Layer()
     module.load_state_dict(eager.state_dict())
@@ -423,7 +424,8 @@ def loaded(folder: str) -> None:
 
 
 def main(variant: str, folder: str) -> None:
-    """Prints {program: [captures, error]}; `variant`: first, which saves files, too; again, changed, or load."""
+    """Prints {program: [captures, error]}; `variant`: first, which saves files, too; again, which tells whether LLVM is
+    loaded; changed, or load."""
     if variant == "first":
         PROGRAMS["saved"] = functools.partial(saved, folder)
     elif variant == "load":
@@ -451,6 +453,8 @@ def main(variant: str, folder: str) -> None:
             if os.environ.get("VERBOSE"):
                 raise
         told[name] = CAPTURES[0], error
+    if variant == "again":
+        told["LLVM"] = int("llvmlite.binding" in sys.modules), ""
     print(json.dumps(told))
 
 

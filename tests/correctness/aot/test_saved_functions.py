@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import os
+import platform
 import subprocess
 import sys
 import types
@@ -97,6 +98,11 @@ def other(folder: Path, again: Told) -> Told:
 def test_a_second_process_captures_nothing(again: Told, program: str) -> None:
     captures, error = again[program]
     assert not error and not captures
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="LLVM loads the code there")
+def test_a_second_process_does_not_load_llvm(again: Told) -> None:
+    assert again["LLVM"] == [0, ""]
 
 
 @pytest.mark.parametrize("program", CHANGED)

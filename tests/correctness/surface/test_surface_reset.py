@@ -19,6 +19,7 @@ import bolide
 from bolide.inductor.ir.loops import Node
 from bolide.inductor.machine import host_target
 from bolide.support.engine import Library, load
+from bolide.support.native import loader
 from bolide.tracing import TracedTensor
 
 
@@ -162,7 +163,10 @@ def test_reset_lets_go_of_what_was_traced(backend: str) -> None:
     assert not any(reference() for reference in references)
 
 
-def test_code_is_unloaded_in_the_end() -> None:
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_code_is_unloaded_in_the_end(by_hand: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not by_hand:
+        monkeypatch.setattr(loader, "_MAGIC", b"of another kind")
     text = "define i64 @f(i64 %x) {{\n  %y = add i64 %x, {number}\n  ret i64 %y\n}}"
     target = host_target()
 
@@ -172,9 +176,11 @@ def test_code_is_unloaded_in_the_end() -> None:
     libraries = [loaded(number) for number in range(70)]
     functions = [ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(library.addresses["f"]) for library in libraries]
     assert [function(5) for function in functions] == list(range(5, 75))
-    sessions = [weakref.ref(library.jit) for library in libraries]
+    codes = [weakref.ref(library.code) for library in libraries]
+    sessions = [weakref.ref(library.session) for library in libraries if library.session is not None]
     kept = libraries[69]
     del libraries, functions
     gc.collect()
+    assert [code() for code in codes if code() is not None] == [kept.code]
     alive = {id(session()) for session in sessions if session() is not None}
-    assert id(kept.jit) in alive and len(alive) <= 2
+    assert not sessions or (id(kept.session) in alive and len(alive) <= 2)
