@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from bolide.dynamo.program.captured import GlobalState, Guard
+from bolide.dynamo.program.captured import ClassAttribute, GlobalState, Guard, Relation, Source
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, same_constant
 from bolide.symbolic import Expr, as_expr
 
 
@@ -55,12 +56,23 @@ def _covers(guard: Guard, other: Guard, values: dict[str, object]) -> bool:
     if guard.kind != other.kind:
         return False
     if guard.kind != "tensor":
-        return mine is theirs or bool(type(mine) is type(theirs) and mine == theirs)
+        return same_constant(mine, theirs) if guard.kind == "equals" else _same(mine, theirs)
     kinds = [(t.cls, t.dtype, t.device, t.requires_grad, t.leaf, len(t.shape)) for t in (mine, theirs)]
     if kinds[0] != kinds[1] or not all(_fits(a, b, values) for a, b in zip(mine.shape, theirs.shape)):
         return False
     special = any(isinstance(size, Expr) and value in (0, 1) for size, value in zip(mine.shape, theirs.shape))
     return special or all(_fits(a, b, values) for a, b in zip(mine.stride, theirs.stride))
+
+
+def _same(mine: object, theirs: object) -> bool:
+    """Whether two guards of one kind expect the same. Of what is the program's only constants are compared: comparing
+    others may do or raise anything."""
+    if isinstance(mine, (list, tuple)) and isinstance(theirs, (list, tuple)):
+        return len(mine) == len(theirs) and all(map(_same, mine, theirs))
+    if isinstance(mine, ClassAttribute) and isinstance(theirs, ClassAttribute):
+        return (mine.name, mine.after) == (theirs.name, theirs.after) and mine.value is theirs.value
+    ours = isinstance(mine, (Source, GlobalState, Relation)) or type(mine) in CONSTANT_TYPES
+    return mine is theirs or (ours and type(mine) is type(theirs) and bool(mine == theirs))
 
 
 def _fits(size: int | Expr, value: int | Expr, values: dict[str, Any]) -> bool:

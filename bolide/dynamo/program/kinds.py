@@ -348,7 +348,7 @@ def same_constant(value: Any, expected: Any) -> bool:
     if cls is float:
         equal = value == expected or (value != value and expected != expected)
         return equal and math.copysign(1.0, value) == math.copysign(1.0, expected)
-    if cls in IDENTITY or isinstance(expected, (type, datetime.tzinfo)):
+    if cls in IDENTITY or isinstance(expected, (type, datetime.tzinfo, torch.Tensor)):
         return value is expected
     if cls in CONSTANT_TYPES:
         return bool(value == expected)

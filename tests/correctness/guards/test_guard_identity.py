@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import bolide
+from bolide.dynamo.config import config
 
 
 class Thing:
@@ -171,3 +172,44 @@ def test_a_derivative_by_an_argument_that_is_another_one_too(name: str) -> None:
         made = [[x.clone().requires_grad_(not name.startswith("made")) for x in numbers] for _ in range(2)]
         want, got = (f(pair[0], pair[0 if same else 1]) for f, pair in zip((program, compiled), made))
         torch.testing.assert_close(got, want)
+
+
+class Incomparable:
+    """What raises where it is compared, as a NumPy array does where the result is asked for."""
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("the program compares nothing")
+
+    __hash__ = object.__hash__
+
+
+class Holder:
+    value: Any = None
+
+
+ROLES: dict[str, Callable[[Any, Tensor], Any]] = {
+    "key": lambda value, x: [each * 2 for each in {value: x}.values()],
+    "attribute": lambda value, x: x + (Holder.value is value),
+    "missing": lambda value, x: x + (value not in {1: x}),
+    "argument": lambda value, x: (value is None, x * 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*cache_size_limit:bolide.support.errors.BolideWarning")
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("kind", [*KINDS.values(), Incomparable], ids=[*KINDS, "incomparable"])
+def test_values_that_cannot_be_compared_at_the_limit_of_versions(kind: Callable[[], Any], role: str) -> None:
+    x, use = torch.randn(2), ROLES[role]
+
+    def in_a_table(table: dict[Any, Tensor]) -> Any:
+        return [use(value, y) for value, y in table.items()]
+
+    def given(value: Any, x: Tensor) -> Any:
+        return use(value, x)
+
+    for program, calls in ((in_a_table, lambda v: ({v: x},)), (given, lambda v: (v, x))):
+        compiled = bolide.compile(program)
+        with config.patch(cache_size_limit=2):
+            for value in [kind() for _ in range(5)]:
+                Holder.value = value
+                assert str(compiled(*calls(value))) == str(program(*calls(value)))
