@@ -57,6 +57,7 @@ RARE = (
     "pstats",
     "bolide.dynamo.compiled_autograd",
     "bolide.tracing.recording.composites",
+    "bolide.tracing.recording.masks",
     "bolide.functorch.passes.masks",
     "bolide.inductor.search",
     "bolide.inductor.saved",

@@ -16,7 +16,6 @@ from bolide.tracing.meta import found_in
 from bolide.tracing.numbers import data, forms, scalars
 from bolide.tracing.operations import HANDLERS, factories, generators, kinds, primitives, writes
 from bolide.tracing.operations.registry import Handler
-from bolide.tracing.recording import folding
 from bolide.tracing.recording.recorder import Recorder
 from bolide.tracing.tensor import TracedTensor
 
@@ -93,7 +92,9 @@ class Trace(Recorder):
         """Call one of torch's functions, or an operator, for the program."""
         args, kwargs = forms.for_derivatives(function, args, kwargs)
         if function is scaled_dot_product_attention and not torch._C._len_torch_function_stack():
-            args, kwargs = folding.without_mask(self.constants, args, kwargs)
+            from bolide.tracing.recording import masks  # of programs with attention
+
+            args, kwargs = masks.without_mask(self.constants, args, kwargs)
         if forward_ad._current_level >= 0:
             function, args, kwargs = forms.with_scalars(function, args, kwargs), (), {}
         if not self.shapes.hints:
