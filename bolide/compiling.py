@@ -62,8 +62,7 @@ class Settings:
 class TraceBackend:
     """A backend that takes the functional graphs of a program, forward and backward, instead of one graph of torch's
     functions. `devices`: the device types it has code for (None: all). `decompositions` gives what is recorded in place
-    of operations. `inner`: it compiles a graph that it was given, whose random
-    numbers are eager's.
+    of operations. `inner`: it compiles a graph that it was given.
     """
 
     name: str
@@ -76,6 +75,10 @@ class TraceBackend:
     def takes_calls(self) -> bool:
         """Whether it is given graphs of torch's functions all the same, as these are what `repro_after` looks at."""
         return config.repro_after == "dynamo" and not self.inner
+
+    def draws_as_eager(self) -> bool:
+        """Whether random numbers are eager's: those of a graph that it was given are, and where ATen runs all."""
+        return self.inner or self.compiler is functorch.interpret
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[object], **options: object) -> Callable[..., Any]:
         """As any other backend: `gm` compiled when it is first called."""
@@ -307,7 +310,7 @@ def _captured(settings: Settings, how: Callable[..., Captured], *call: object) -
     """A call, captured in the manner that its backend wants."""
     backend, breaks = settings.backend, not settings.wishes.fullgraph
     if isinstance(backend, TraceBackend) and not backend.takes_calls():
-        return how(*call, breaks=breaks, draws_as_eager=backend.inner, decompositions=backend.decompositions)
+        return how(*call, breaks=breaks, draws_as_eager=backend.draws_as_eager(), decompositions=backend.decompositions)
     return how(*call, breaks=breaks, record_calls=True)
 
 

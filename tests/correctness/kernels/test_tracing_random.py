@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.fx
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import bolide
 from bolide.tracing import Trace, rng
@@ -124,6 +126,37 @@ def test_the_seed_of_torch_repeats_a_run() -> None:
         runs.append(module(x))
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
     assert not torch.equal(module(x), module(x))
+
+
+DRAWS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: F.dropout(x.sin(), 0.4) * x,
+    lambda x: x * torch.rand_like(x) + torch.randn(x.shape),
+    lambda x: x + torch.bernoulli(x.detach().sigmoid()),
+    lambda x: x * torch.randint(-3, 9, x.shape),
+    lambda x: F.rrelu(x, training=True) + torch.randperm(x.size(1)),
+    lambda x: checkpoint(lambda y: F.dropout(y.cos(), 0.3) * y, x, use_reentrant=False),
+    lambda x: x.tanh() - torch.empty_like(x).exponential_(2.0),
+]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "aot_eager_default_partitioner"])
+def test_where_aten_runs_all_numbers_are_eagers(backend: str) -> None:
+    chosen = random.choices(DRAWS, k=4)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for draw in chosen:
+            x = draw(x)
+        return x
+
+    x, seed, told = torch.randn(5, 12), random.randrange(2**40), []
+    for function in (program, bolide.compile(program, backend=backend, fullgraph=True)):
+        leaf = x.clone().requires_grad_()
+        torch.manual_seed(seed)
+        result = function(leaf)
+        result.sum().backward()
+        told.append((result.detach(), leaf.grad, torch.get_rng_state()))
+    for wanted, actual in zip(*told):
+        torch.testing.assert_close(actual, wanted)
 
 
 def test_two_draws_differ_and_share_one_seed() -> None:
