@@ -35,6 +35,7 @@ from bolide.tracing.tensor import TracedTensor, carry_marks
 
 aten = torch.ops.aten
 _OWN_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler", "bolide"})
+_MEAN, _MAX = 1, 2  # modes of an embedding bag
 _DATA_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)  # in some versions not on all
 
 
@@ -401,18 +402,23 @@ def _make_sparse(trace: Recorder, func: OpOverload, *args: object, **options: ob
 
 @handler("_embedding_bag_backward")
 def _of_bags(
-    trace: Recorder, func: OpOverload, grad: Tensor, indices: Tensor, offsets: Tensor, bags: Tensor, *rest: object
+    trace: Recorder, func: OpOverload, grad: Tensor, indices: Tensor, offsets: Tensor, bags: Tensor, *rest: Any
 ) -> object:
-    """ATen's kernel asks for a sparse gradient; it makes the bag of each index, if the forward has not."""
-    sizes, _, rows, by_frequency, mode, sparse, weights, *padding = rest
-    if not sparse:
+    """A gradient of sums and means is that of the embedding of all indices: kernels make it; ATen's would sort them. A
+    sparse one is asked of ATen's kernel. The bag of each index is made if the forward has not."""
+    sizes, _, rows, by_frequency, mode, sparse, weights, padding = (*rest, -1)[:8]
+    if not sparse and (mode == _MAX or by_frequency or grad.device.type != "cpu"):
         return functional(trace, func, grad, indices, offsets, bags, *rest)
     with trace.recording():
         if not product(bags.shape) and product(indices.shape):
             starts = offsets.new_zeros(indices.shape[0] + 1).index_add(0, offsets, torch.ones_like(offsets))
             bags = starts.cumsum(0)[:-1] - 1
-        given = grad, indices, offsets, bags, sizes, rows, by_frequency, mode, weights
-        return aten._embedding_bag_sparse_backward.default(*given, *padding)
+        if sparse:
+            given = grad, indices, offsets, bags, sizes, rows, by_frequency, mode, weights
+            return aten._embedding_bag_sparse_backward.default(*given, padding)
+        each = aten._unsafe_index.Tensor(grad / sizes[:, None] if mode == _MEAN else grad, [bags])
+        each = each if weights is None else each * weights[:, None]
+        return aten.embedding_dense_backward.default(each, indices, rows, padding, False)
 
 
 # ---- operations made of others, and others ---------------------------------------------------------------------------

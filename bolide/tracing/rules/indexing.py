@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from itertools import zip_longest
 
@@ -26,6 +27,10 @@ from bolide.tracing.rules.common import (
 from bolide.tracing.rules.registry import rule, rule_of_symbols
 from bolide.tracing.rules.views import view_strides
 
+_SUM, _MAX = 0, 2
+"""Modes of an embedding bag."""
+_IN_ROWS = (torch.float32, torch.float16, torch.bfloat16)
+
 
 def _require_places(x: TensorMeta, dim: int, index: Sequence[Size], error: type[Exception] = RuntimeError) -> None:
     """No index, in a tensor of this shape, is within a dimension of size 0."""
@@ -48,6 +53,44 @@ def _embedding(weight: TensorMeta, indices: TensorMeta, *_: object) -> TensorMet
 @rule("embedding_dense_backward")
 def _embedding_backward(grad: TensorMeta, indices: TensorMeta, rows: int, *_: object) -> TensorMeta:
     return row_major(grad, (rows, grad.shape[-1]))
+
+
+@rule_of_symbols(torch.ops.aten._embedding_bag.default)
+def _embedding_bag(
+    weight: TensorMeta,
+    indices: TensorMeta,
+    offsets: TensorMeta,
+    by_frequency: bool = False,
+    mode: int = _SUM,
+    sparse: bool = False,
+    factors: TensorMeta | None = None,
+    ends: bool = False,
+    padding: int = -1,
+) -> tuple[TensorMeta, ...]:
+    """CPU kernels leave out the bag of each index where they add up whole rows."""
+    in_rows = weight.dtype in _IN_ROWS and is_one(weight.stride[1]) and padding < 0
+    in_rows = in_rows and (factors is None or is_one(factors.stride[0]))
+    bags, on_cpu = offsets.shape[0] - ends, weight.device.type == "cpu"
+    numbers = functools.partial(fresh, dtype=torch.promote_types(indices.dtype, offsets.dtype), device=weight.device)
+    largest: tuple[Size, ...] = (bags, weight.shape[1]) if mode == _MAX else (bags if on_cpu else 0,)
+    bag_of = numbers((0,) if on_cpu and mode == _SUM and in_rows else indices.shape)
+    sizes = numbers((bags,) if on_cpu else offsets.shape)
+    return row_major(weight, (bags, weight.shape[1])), bag_of, sizes, numbers(largest)
+
+
+@rule_of_symbols(torch.ops.aten._embedding_bag_forward_only.default)
+def _embedding_bag_alone(
+    weight: TensorMeta,
+    indices: TensorMeta,
+    offsets: TensorMeta,
+    by_frequency: bool = False,
+    mode: int = _SUM,
+    *rest: object,
+) -> tuple[TensorMeta, ...]:
+    out, bag_of, sizes, largest = _embedding_bag(weight, indices, offsets, by_frequency, mode, *rest)  # type: ignore
+    if weight.device.type == "cpu" and mode == _SUM:  # with the end of the last one
+        sizes = largest = row_major(sizes, offsets.shape)
+    return out, bag_of, sizes, largest
 
 
 @rule("gather")
