@@ -298,6 +298,7 @@ INSTRUCTIONS: dict[str, Callable[..., Value]] = {
     "exp_term": _exp_term,
     "where": lambda dtype, condition, yes, no: condition.b.select(condition, yes, no),
     "bits": lambda dtype, x: x.b.bitcast(x, "i32"),
+    "of_bits": lambda dtype, x: x.b.bitcast(x, "float"),
     "neg": lambda dtype, x: -x,
     "abs": _abs,
     "sign": _sign,

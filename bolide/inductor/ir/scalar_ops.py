@@ -64,6 +64,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "cast": ScalarOp(1, result="own"),  # with torch's conversion rules
     "where": ScalarOp(3, torch.where, result="own"),
     "bits": ScalarOp(1, lambda x: x.view(torch.int32), result="own"),  # of a float32, as an int32
+    "of_bits": ScalarOp(1, lambda x: x.view(torch.float32), result="own"),  # the float32 of an int32
     # operand: seed (int64); arg: (counter, element index): float32, uniform in [0, 1) or standard normal
     "philox": ScalarOp(1, result="own", work=40, instructions=80),
     "philox_normal": ScalarOp(1, result="own", work=40, instructions=150),
@@ -117,6 +118,8 @@ def fault_of(op: str, operands: list[torch.dtype], result: torch.dtype) -> str |
         return f"where on {types} gives {result}"
     if op == "bits" and (operands, result) != ([torch.float32], torch.int32):
         return f"bits of {types} as {result}"
+    if op == "of_bits" and (operands, result) != ([torch.int32], torch.float32):
+        return f"{result} of bits of {types}"
     if known.result == "own":
         return None
     if any(dtype != operands[0] for dtype in operands):

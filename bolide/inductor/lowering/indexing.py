@@ -284,40 +284,76 @@ def gather(ctx: Lowering, x: TensorValue, dim: int, index: TensorValue, *, spars
 _SHORT = (torch.bfloat16, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
+def _order(x: TensorValue, value: Node, descending: bool) -> Node:
+    """An int32 that sorts as eager sorts elements: NaN is the largest."""
+    if sc.is_float(x.dtype):
+        order = _turned(Node.make("bits", torch.int32, (value,)))
+        order = sc.where(sc.isnan(value), 0x7FFFFFFF, order)
+    else:
+        order = sc.cast(value, torch.int32)
+    return sc.unary("not", order) if descending else order
+
+
+def _turned(bits: Node) -> Node:
+    """The bits of a float32 as an integer that is larger where the number is, and back again."""
+    return sc.binary("xor", bits, sc.binary("and", sc.binary("shr", bits, 31), 0x7FFFFFFF))
+
+
 def _keys(x: TensorValue, descending: bool) -> Reader:
-    """An integer for each element, with its place in the lower half, which sorts as eager does: NaN is the largest,
-    -0.0 is 0.0, and equal elements stay in their order."""
+    """An integer for each element, with its place in the lower half, which sorts as eager does: -0.0 is 0.0, and equal
+    elements stay in their order."""
 
     def body(coords: Coords) -> Node:
         value, place = x.load(coords), sc.index(coords[-1])
         if sc.is_float(x.dtype):
-            number = sc.add(sc.cast(value, torch.float32), 0.0)
-            bits = Node.make("bits", torch.int32, (number,))
-            flipped = sc.binary("and", sc.binary("shr", bits, 31), 0x7FFFFFFF)
-            order = sc.where(sc.isnan(number), 0x7FFFFFFF, sc.binary("xor", bits, flipped))
-        else:
-            order = sc.cast(value, torch.int32)
-            order = sc.binary("shl", order, 16) if x.dtype in _SHORT else order
-        order = sc.unary("not", order) if descending else order
+            value = sc.add(sc.cast(value, torch.float32), 0.0)
+        order = _order(x, value, descending)
         if x.dtype in _SHORT:
+            order = order if sc.is_float(x.dtype) else sc.binary("shl", order, 16)
             return sc.binary("or", sc.binary("and", order, -0x10000), sc.cast(place, torch.int32))
         return sc.binary("or", sc.binary("shl", sc.cast(order, torch.int64), 32), place)
 
     return body
 
 
-def _places(ctx: Lowering, x: TensorValue, dim: int, descending: bool) -> Reader | None:
-    """Where the elements of each row are, in order. None: this is ATen's."""
+def _is_sorted(ctx: Lowering, x: TensorValue, dim: int) -> bool:
+    """Whether kernels sort rows like these; otherwise, ATen does."""
     known = (*_SHORT, torch.float32, torch.float16, torch.int32)
     if ctx.machine.device != "cuda" or x.dtype not in known or not x.shape or x.is_empty:
-        return None
+        return False
     length = x.shape[-1]
-    if dim % len(x.shape) != len(x.shape) - 1 or not length.is_const or not 2 <= length.value <= MOST_SORTED:
-        return None
+    return dim % len(x.shape) == len(x.shape) - 1 and length.is_const and 2 <= length.value <= MOST_SORTED
+
+
+def _places(ctx: Lowering, x: TensorValue, descending: bool) -> Reader:
+    """Where the elements of each row are, in order."""
     dtype = torch.int32 if x.dtype in _SHORT else torch.int64
     keys = ctx.scan(x.shape, dtype, _keys(x, descending), "sort", len(x.shape) - 1)
     mask = 0xFFFF if x.dtype in _SHORT else 0xFFFFFFFF
     return lambda coords: sc.cast(sc.binary("and", keys.load(coords), mask), torch.int64)
+
+
+def _in_any_order(ctx: Lowering, x: TensorValue, descending: bool) -> tuple[TensorValue, None]:
+    """The elements of each row, in order, made again of what is sorted: of equal ones any may be the first, of zeros
+    too."""
+    is_float, rank = sc.is_float(x.dtype), len(x.shape)
+
+    def key(coords: Coords) -> Node:
+        value = x.load(coords)
+        return _order(x, sc.cast(value, torch.float32) if is_float else value, descending)
+
+    def value(coords: Coords) -> Node:
+        order = keys.load(coords)
+        order = sc.unary("not", order) if descending else order
+        return Node.make("of_bits", torch.float32, (_turned(order),)) if is_float else order
+
+    keys = ctx.scan(x.shape, torch.int32, key, "sort", rank - 1)
+    return ctx.compute(ctx.shape_of(ctx.metas[0]), x.dtype, value), None
+
+
+def _only_values(ctx: Lowering) -> bool:
+    """Whether nobody asks for the places."""
+    return all(user.args[1] == 0 for user in ctx.node.users)
 
 
 def _in_order(ctx: Lowering, x: TensorValue, places: Reader) -> tuple[TensorValue, TensorValue]:
@@ -328,23 +364,25 @@ def _in_order(ctx: Lowering, x: TensorValue, places: Reader) -> tuple[TensorValu
 
 @lowering(aten.sort.default)
 def sort(ctx: Lowering, x: TensorValue, dim: int = -1, descending: bool = False) -> object:
-    places = _places(ctx, x, dim, descending)
-    return EXTERN if places is None else _in_order(ctx, x, places)
+    if not _is_sorted(ctx, x, dim):
+        return EXTERN
+    return _in_any_order(ctx, x, descending) if _only_values(ctx) else _in_order(ctx, x, _places(ctx, x, descending))
 
 
 @lowering(aten.sort.stable)
 def sort_stable(
     ctx: Lowering, x: TensorValue, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> object:
-    return sort(ctx, x, dim, descending)
+    if not stable or not _is_sorted(ctx, x, dim):
+        return sort(ctx, x, dim, descending)
+    return _in_order(ctx, x, _places(ctx, x, descending))
 
 
 @lowering(aten.topk.default)
 def topk(ctx: Lowering, x: TensorValue, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> object:
     """Without its places: of equal elements eager gives any."""
-    only_values = type(k) is int and k > 0 and all(user.args[1] == 0 for user in ctx.node.users)
-    places = _places(ctx, x, dim, largest) if only_values else None
-    return EXTERN if places is None else _in_order(ctx, x, places)
+    only_values = type(k) is int and k > 0 and _only_values(ctx)
+    return _in_any_order(ctx, x, largest) if only_values and _is_sorted(ctx, x, dim) else EXTERN
 
 
 # ---- scatters -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from bolide.tracing.graph import operator
 _aten = torch.ops.aten
 WRITING = {getattr(_aten, name).default: getattr(_aten, name).out for name in ("mm", "addmm", "bmm", "baddbmm")}
 """Operations that can write their result to memory that they are given, and the form that does."""
+JOINING = {_aten.scatter_reduce.two: _aten.scatter_reduce.two_out}
+"""Operations that join elements to a copy of their first operand, and the form that joins them to that operand."""
 SEED = (_aten.randint.low, (Expr.const(-(1 << 63)), Expr.const((1 << 63) - 1), ()))
 """The call that draws a seed, and what it is given."""
 

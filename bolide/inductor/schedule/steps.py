@@ -175,13 +175,13 @@ class StepWriter:
         self._tensors.update(defined_names(self.steps[-1]))
 
     def _expand(self, extern: Extern) -> None:
-        args = map_leaves(extern.args, definitions.View, self.ref)
+        args, kwargs = map_leaves((extern.args, extern.kwargs), definitions.View, self.ref)
         (name,) = extern.names
         assert name is not None
         given = [value.name for value in args if isinstance(value, Ref)]
         types = {name: self._seen.get(name) or type_of(self.ctx.buffers[name]) for name in given}
         where = extern.origin.where if extern.origin else ""
-        self.steps += EXPANSIONS[extern.op](name, where, types, *args)
+        self.steps += EXPANSIONS[extern.op](name, where, types, *args, **kwargs)
         self._tensors.add(name)
 
     def _argument(self, value: definitions.View | Expr) -> Ref | Expr:

@@ -86,6 +86,14 @@ def test_histograms(ends: tuple[float, float, int], dtype: torch.dtype) -> None:
         assert torch.equal(function(part), torch.histc(part, bins, low, high))
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "prod"])
+def test_what_is_atens_copies_its_base_once(reduce: str) -> None:
+    x, i, y = torch.randn(20, 9).bfloat16().t(), at_random(9, 30, 20), torch.randn(30, 20).bfloat16()
+    graph = check(lambda x, i, y: x.scatter_reduce(0, i, y, reduce, include_self=False), x, i, y)
+    calls = [step.operator for step in graph.plan.steps if isinstance(step, Call)]
+    assert [(call.name, call.overload) for call in calls] == [("aten::clone", ""), ("aten::scatter_reduce", "two_out")]
+
+
 def test_they_are_kernels() -> None:
     x, i, y = torch.randn(9, 20), at_random(9, 30, 20), torch.randn(30, 20)
     for program, *args in (

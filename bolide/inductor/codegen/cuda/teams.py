@@ -119,8 +119,7 @@ class Team:
             while distance >= WARP:
                 step = distance // WARP
                 for k in [k for k in range(len(found)) if not k & step]:
-                    less = b.compare("icmp slt", found[k + step], found[k])
-                    pair = [b.select(less, *found[k : k + step + 1 : step][::turn]) for turn in (-1, 1)]
+                    pair = self._in_order(found[k], found[k + step])
                     found[k], found[k + step] = pair if not k * WARP & size else pair[::-1]
                 distance //= 2
             while distance:
@@ -128,11 +127,27 @@ class Team:
                 takes_less = is_low ^ b.compare("icmp ne", self.lane & size, 0) if size < WARP else is_low
                 for k, mine in enumerate(found):
                     other = self._shuffled("bfly", mine, distance)
-                    stays = b.compare("icmp sgt" if size >= WARP and k * WARP & size else "icmp slt", other, mine)
-                    found[k] = b.select(stays ^ takes_less, mine, other)
+                    found[k] = self._one_of(mine, other, takes_less, turned=size >= WARP and bool(k * WARP & size))
                 distance //= 2
             size *= 2
         return found
+
+    def _in_order(self, one: Value, other: Value) -> tuple[Value, Value]:
+        """Two integers, the smaller one first."""
+        b = self.b
+        if BITS[one.scalar] == 32:
+            return b.intrinsic("smin", one, other), b.intrinsic("smax", one, other)
+        less = b.compare("icmp slt", other, one)
+        return b.select(less, other, one), b.select(less, one, other)
+
+    def _one_of(self, mine: Value, other: Value, takes_less: Value, turned: bool) -> Value:
+        """The smaller one of two integers, or the other one, also if `turned`. Of 32 bits either is an instruction."""
+        b = self.b
+        if BITS[mine.scalar] == 32:
+            pair = self._in_order(mine, other)
+            return b.select(takes_less, *(pair[::-1] if turned else pair))
+        stays = b.compare("icmp sgt" if turned else "icmp slt", other, mine)
+        return b.select(stays ^ takes_less, mine, other)
 
     def _up_to(self, join: Callable[[Value, Value], Value], value: Value, width: int) -> Value:
         """The reductions of the values of a warp's first threads, so many, up to each of them."""

@@ -267,8 +267,11 @@ class _Assembler:
     def in_c(self, step: Call, made: Sequence[tuple[int, ...]], otherwise: PythonStep) -> bool:
         """Calls a function in C, if there is one for these arguments."""
         writer, op = self.writer, overload_of(step.operator)
-        shim = shims.shim_of(op, self.kind_of_device(step))
+        kind = self.kind_of_device(step)
+        shim = shims.shim_of(op, kind)
         if shim is None or not all(len(slots) == 1 for slots in made):
+            return False
+        if kind == "cpu" and op in externs.JOINING.values():  # raises where a place is none
             return False
         try:
             given = arguments.of_call(arguments.in_c, writer, step)

@@ -37,9 +37,9 @@ GIVING = frozenset((
       for kind in ("flash", "efficient", "cudnn") for way in ("", "_backward")),
 ))  # fmt: skip
 #: Operators whose function in C writes to a tensor that it is given first: one with the layout that is expected.
-FILLING = frozenset(op.name() for op in externs.WRITING)
+FILLING = frozenset(op.name() for op in (*externs.WRITING, *externs.JOINING))
 #: Those that the plan itself tells where to write; the same functions in C.
-FILLING_FORMS = {writing: op for op, writing in externs.WRITING.items()}
+FILLING_FORMS = {writing: op for op, writing in (*externs.WRITING.items(), *externs.JOINING.items())}
 #: Operators that are called in grad mode: oneDNN then keeps what its backward needs.
 IN_GRAD_MODE = frozenset(("bolide::rnn_layer",))
 

@@ -150,9 +150,21 @@ def _ctc_loss_backward(
     ]
 
 
+def _scatter_reduce(
+    name: str, where: str, known: Types, x: Ref, dim: int, index: Ref, source: Ref, reduce: str, **how: bool
+) -> list[Step]:
+    """Into a copy, which ATen would make twice."""
+    copied, op = TensorResult(name, replace(known[x.name], stride=contiguous_strides(known[x.name].shape))), aten.clone
+    into = externs.JOINING[aten.scatter_reduce.two]
+    given = arguments_of(into, (Ref(name), dim, index, source, reduce), {**how, "out": Ref(name)}, refuse)
+    clone = arguments_of(op.default, (x, torch.contiguous_format), {}, refuse)
+    return [Call(operator_of(op.default), clone, (copied,), where), Call(operator_of(into), given, (None,), where)]
+
+
 EXPANSIONS: dict[torch._ops.OpOverload, Callable[..., list[Step]]] = {
     externs.weight_gradient: _conv_weight_gradient,
     ctc_loss_backward: _ctc_loss_backward,
+    aten.scatter_reduce.two: _scatter_reduce,
 }
 """The steps of a call: of the name of its result, the line of the program that asked for it, the types of its tensors,
 and its arguments, of which tensors are `Ref`s."""
