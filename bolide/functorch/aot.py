@@ -28,7 +28,7 @@ from bolide.functorch.joint import finish_inference, finish_joint, parameters_of
 from bolide.functorch.partitioners import Joint, Partition, Strategy, forward_nodes, partition
 from bolide.functorch.passes import INFERENCE_PASSES, PASSES, Pass, run_passes
 from bolide.functorch.passes.freezing import Frozen, freeze, split_constants
-from bolide.functorch.passes.norms import split_norms
+from bolide.functorch.passes.norms import narrow_places, split_norms
 from bolide.functorch.runtime.histories import histories
 from bolide.functorch.runtime.memory import saved_values
 from bolide.functorch.runtime.missing import with_presence, without_tangents
@@ -289,7 +289,9 @@ def _differentiated(
         raise Unsupported(str(error), remedy="run it under torch.no_grad()", kind="operator") from error
     tape = tape_of(joint, trace.constants, trace.derivation.functions) if derivable else None
     if not request.plain and request.strategy != "default":  # which saves what eager saves
-        split_norms(joint.graph, forward_nodes(joint), trace.shapes if trace.has_symbols else None)
+        forward, shapes = forward_nodes(joint), trace.shapes if trace.has_symbols else None
+        split_norms(joint.graph, forward, shapes)
+        narrow_places(joint.graph, forward, shapes)
     run_passes(joint.graph, request.name)
     parts = partitioned(joint, request.strategy)
     if events.subscribers:

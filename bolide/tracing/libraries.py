@@ -68,6 +68,8 @@ class Policy:
     worth_a_cut: float = 0.25
     #: What reading a byte of an input costs in the backward, where reading one of a saved value costs 1.
     input_byte: float = 0.75
+    #: Whether the gradient of maxima in windows is a kernel, which reads places of any type.
+    narrows_places: bool = False
 
 
 _NEVER = 1 << 62
@@ -84,6 +86,7 @@ POLICIES = {
         fewest_packed=_NEVER,
         fewest_measured=_NEVER,
         flops_per_byte=15.0,  # float32 of a Hopper GPU: 60 TFLOP/s and 4 TB/s
+        narrows_places=True,
     ),
 }
 """By type of device."""

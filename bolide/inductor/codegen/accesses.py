@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -29,11 +29,12 @@ Shape = Literal["one", "run", "lanes"]
 @dataclass(frozen=True, slots=True)
 class Windows:
     """Pieces of a buffer that are loaded as a whole: `length` elements each, one after the other, one of which starts
-    at `start`, so many elements (`first`) before a run. A piece with an element of the buffer in it is all inside."""
+    at `start`. The elements of lanes are at these `places` from there on; None: one is loaded by itself. A piece with
+    an element of the buffer in it is all inside."""
 
     buffer: str
     start: Expr
-    first: int
+    places: Sequence[int | None]
     length: int
 
 
@@ -43,7 +44,7 @@ class Place:
     others follow at a distance of `stride` elements (1, -1 or up to `Target.near`); ``lanes``: a vector of pointers.
     `distinct`: no two lanes share an element. `align`: bytes that the first address is a multiple of; 0: an
     element's. `offsets`: on a GPU, what the lanes' pointers are from `pointer` on: of single pointers, LLVM finds out
-    what memory they are in. `windows`: what a run can be taken out of."""
+    what memory they are in. `windows`: what elements can be taken out of."""
 
     shape: Shape
     pointer: Value
@@ -98,18 +99,21 @@ def place(scope: Scope, buffer: str, index: Expr) -> Place:
     if stride is not None and stride.is_const and _is_near(stride.value, scope):
         address = pointer(scope, buffer, index.terms, index.offset)
         align = scope.alignment(buffer, index) if stride.value == 1 else 0
-        windows = scope.windows(buffer, index)
-        pieces = None if windows is None else Windows(buffer, *windows)
-        return Place("run", address, True, stride.value, align, windows=pieces)
+        return Place("run", address, True, stride.value, align, windows=_windows(scope, buffer, index, stride.value))
     same = tuple(filter(scope.is_same, index.terms))
     rest = tuple(t for t in index.terms if t not in same)
     base = pointer(scope, buffer, same, index.offset)
     offsets = scope.lane_sum(rest, 0, "i32" if fits(rest, 0) else "i64")
     distinct = stride is not None and stride.is_const
     if scope.b.target.triple:
-        return Place("lanes", base, distinct, offsets=offsets)
+        return Place("lanes", base, distinct, offsets=offsets, windows=_windows(scope, buffer, index))
     kind = MEMORY[scope.types[buffer]]
     return Place("lanes", scope.b.emit(f"getelementptr {kind}, {base}, {offsets}", "ptr", scope.lanes), distinct)
+
+
+def _windows(scope: Scope, buffer: str, index: Expr, stride: int | None = None) -> Windows | None:
+    found = scope.windows(buffer, index, stride)
+    return None if found is None else Windows(buffer, *found)
 
 
 def _is_near(stride: int, scope: Scope) -> bool:
@@ -230,7 +234,7 @@ def _read(scope: Scope, where: Place, active: Value | None, kind: str) -> Value:
     """One element per lane; 0 where a lane is off."""
     b, lanes = scope.b, scope.lanes
     is_run = where.shape == "run" and where.stride == 1 and (active is None or active.lanes == 1)
-    if where.windows is not None and not (is_run and where.windows.first == 0):
+    if where.windows is not None and not (is_run and where.windows.places[0] == 0):
         return _read_windows(scope, where, where.windows, active, kind)
     if is_run:
         align = where.align or BITS[kind] // 8
@@ -263,25 +267,24 @@ def _read_by_lane(scope: Scope, where: Place, active: Value | None, kind: str) -
 
 
 def _read_windows(scope: Scope, where: Place, windows: Windows, active: Value | None, kind: str) -> Value:
-    """`_read_by_lane`, of a run that several lanes find in one piece of the buffer: it is loaded once, if it has an
+    """`_read_by_lane`, of elements of which several are in one piece of the buffer: it is loaded once, if it has an
     element of a lane that is on."""
-    b, length = scope.b, windows.length
-    places = [windows.first + lane * where.stride for lane in range(scope.lanes)]
+    b, length, places = scope.b, windows.length, windows.places
     masks = [None if active is None else b.extract(active, lane) for lane in range(scope.lanes)]
     result = Value(b, "poison", kind, scope.lanes)
-    for number in dict.fromkeys(place // length for place in places):
-        lanes = [lane for lane, place in enumerate(places) if place // length == number]
+    for number in dict.fromkeys(None if place is None else place // length for place in places):
+        lanes = [lane for lane, place in enumerate(places) if (None if place is None else place // length) == number]
         piece, given = None, dict[str, Value]()
-        if len(lanes) > 1:
+        if number is not None and len({places[lane] for lane in lanes}) > 1:
             given = {mask.text: mask for lane in lanes if (mask := masks[lane]) is not None}
             on = functools.reduce(operator.or_, given.values()) if given else None
             piece = _window(scope, windows, number, on, kind)
         for lane in lanes:
-            mask = masks[lane]
-            if piece is None:
+            mask, place = masks[lane], places[lane]
+            if piece is None or place is None:
                 element = _load_one(scope, _address(where, lane, kind), mask, kind)
             else:
-                element = b.extract(piece, places[lane] - number * length)
+                element = b.extract(piece, place % length)
                 element = element if mask is None or len(given) == 1 else b.select(mask, element, 0)
             result = b.insert(result, element, lane)
     return result

@@ -7,7 +7,7 @@ Sums are computed as partial sums by loop depth, so that what belongs to an oute
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
@@ -72,9 +72,10 @@ class Scope:
         """Where the elements of a buffer at this place are, if a thread holds its own."""
         return None
 
-    def windows(self, buffer: str, index: Expr) -> tuple[Expr, int, int] | None:
-        """Where pieces of a buffer start that are loaded as a whole, how far behind that a run of elements starts, and
-        how long they are; None where elements are loaded by themselves, or as vectors."""
+    def windows(self, buffer: str, index: Expr, stride: int | None) -> tuple[Expr, Sequence[int | None], int] | None:
+        """Where pieces of a buffer start that are loaded as a whole, how far behind that the element of each lane is
+        (None: it is loaded by itself), and how long they are; None where all elements are loaded by themselves, or as
+        vectors. `stride`: of a run."""
         return None
 
     # ---- blocks ----

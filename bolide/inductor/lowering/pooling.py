@@ -154,10 +154,10 @@ def avg_pool2d(
 
 
 def _spread(
-    ctx: Lowering, x: TensorValue, window: _Window, windows: Coords, term: Callable[[Coords, Coords], Node]
+    ctx: Lowering, x: TensorValue, window: _Window, windows: Coords, term: Callable[[Coords, Coords, Node], Node]
 ) -> object:
-    """A tensor like `x` whose elements are the sums over the windows that they are in of term(window, element). A GPU
-    looks at each element's by themselves.
+    """A tensor like `x` whose elements are the sums over the windows that they are in of term(window, element, whether
+    it is in it). A GPU looks at each element's by themselves.
 
     Row s·i + p (s: the stride) is in the windows i + (p + padding) // s - j with j = 0, 1 …, the same ones for every i:
     so rows and columns are computed phase by phase, each along whole rows of windows. Row-major planes only."""
@@ -168,8 +168,7 @@ def _spread(
         total = sc.const(0.0, sc.compute_dtype(dtype))
         near = [window.over(dim, place[dim - 2], windows[dim - 2]) for dim in (0, 1)]
         for (row, down), (column, right) in product(*near):
-            value = term((*place[:-2], row, column), place)
-            total = sc.add(total, sc.where(sc.logical_and(down, right), value, 0.0))
+            total = sc.add(total, term((*place[:-2], row, column), place, sc.logical_and(down, right)))
         return total
 
     if ctx.machine.device == "cuda":
@@ -185,7 +184,7 @@ def _spread(
         place = (*outer, i * step[0] + row, j * step[1] + column)
         total = sc.const(0.0, sc.compute_dtype(dtype))
         for down, right in product(window.around(0, row), window.around(1, column)):
-            total = sc.add(total, term((*outer, i + down, j + right), place))
+            total = sc.add(total, term((*outer, i + down, j + right), place, sc.const(True, torch.bool)))
         return total
 
     def body(coords: Coords) -> Node:
@@ -221,10 +220,14 @@ def max_pool2d_with_indices_backward(
     if torch.are_deterministic_algorithms_enabled() if on_gpu else sc.compute_dtype(x.dtype) is x.dtype:
         return EXTERN
 
-    def term(at: Coords, place: Coords) -> Node:
+    plane = x.shape[-2] * x.shape[-1]
+    narrow = torch.int32 if plane.is_const and plane.value < 1 << 31 else torch.int64
+
+    def term(at: Coords, place: Coords, met: Node) -> Node:
         inside = _inside(at, grad.shape)
-        position = sc.index(place[-2] * x.shape[-1] + place[-1])
-        chosen = sc.logical_and(inside, sc.eq(indices.load_if(inside, at), position))
+        position = sc.cast(sc.index(place[-2] * x.shape[-1] + place[-1]), narrow)
+        chosen = sc.eq(sc.cast(indices.load_if(inside, at), narrow), position)
+        chosen = sc.logical_and(sc.logical_and(inside, met), chosen)
         return sc.where(chosen, sc.cast(grad.load_if(inside, at), sc.compute_dtype(x.dtype)), 0.0)
 
     return _spread(ctx, x, window, grad.shape, term)
@@ -248,8 +251,9 @@ def avg_pool2d_backward(
         return EXTERN
     divisor = divisor_override or window.kernel[0] * window.kernel[1]
 
-    def term(at: Coords, place: Coords) -> Node:
-        return sc.div(sc.cast(grad.load_if(_inside(at, grad.shape), at), sc.compute_dtype(x.dtype)), divisor)
+    def term(at: Coords, place: Coords, met: Node) -> Node:
+        value = sc.div(sc.cast(grad.load_if(_inside(at, grad.shape), at), sc.compute_dtype(x.dtype)), divisor)
+        return sc.where(met, value, 0.0)
 
     return _spread(ctx, x, window, grad.shape, term)
 

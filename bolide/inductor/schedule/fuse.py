@@ -12,7 +12,8 @@ from bolide.inductor.schedule.unify import Unifier
 from bolide.symbolic import Expr
 
 #: (element, whether its place depends on data), by buffer
-Reads = dict[str, list[tuple[Element, bool]]]
+Ways = list[tuple[Element, bool]]
+Reads = dict[str, Ways]
 
 
 def reads_by_buffer(stages: Iterable[Stage]) -> Reads:
@@ -139,9 +140,21 @@ def _relate(
         return "they share no data"
     name = max(shared, key=lambda name: _count(volume(buffers[name].shape)))
     (a, a_indirect), (b, b_indirect) = left_reads[name][0], right_reads[name][0]
-    if a_indirect or b_indirect or a.masked or b.masked or not unifier.equate(a.coords, b.coords):
-        return f"both read {name}, at points that do not correspond"
-    return None
+    if not (a_indirect or b_indirect or a.masked or b.masked) and unifier.equate(a.coords, b.coords):
+        return None
+    if _read_alike(left, right, left_reads[name], right_reads[name]):
+        return None
+    return f"both read {name}, at points that do not correspond"
+
+
+def _read_alike(left: Group, right: Group, left_ways: Ways, right_ways: Ways) -> bool:
+    """Whether two groups with axes of the same extents read a tensor at one point at least that is the same one for
+    both, as what is made of a window's elements does."""
+    if [extent for _, extent in left.space] != [extent for _, extent in right.space]:
+        return False
+    same = {mine: axis_var(theirs, extent) for (theirs, extent), (mine, _) in zip(left.space, right.space)}
+    points = {way.coords for way, indirect in left_ways if not indirect}
+    return any(tuple([c.subs(same) for c in way.coords]) in points for way, indirect in right_ways if not indirect)
 
 
 def _cover(left: Group, right: Group, unifier: Unifier) -> str | None:

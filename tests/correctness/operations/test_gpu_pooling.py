@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import bolide
+from bolide.tracing import libraries
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "gpu"))
 import gpu_emulated
@@ -48,6 +50,28 @@ def test_gradients_of_pooling(window: tuple[object, object, object], dtype: torc
         same(lambda x: F.avg_pool2d(x, kernel, stride, padding), x)
         x[0, 0, 1, 1] = float("nan")
         same(lambda x: F.max_pool2d(x, kernel, stride, padding), x)
+
+
+def test_places_are_saved_in_few_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody else reads them: one kernel makes the maxima and their places, another one the gradient."""
+    monkeypatch.setitem(libraries.POLICIES, "cpu", replace(libraries.POLICIES["cpu"], narrows_places=True))
+
+    def bytes_of_places(x: Tensor, size: int, stride: int) -> float:
+        report = bolide.explain(lambda x: F.max_pool2d(x, size, stride, size // 2))(x.requires_grad_())
+        saved = [value.bytes for info in report.saved for value in info.values if value.bytes]
+        assert str(report).count("  kernel k") == 2
+        return sum(saved) / F.max_pool2d(x, size, stride, size // 2).numel()
+
+    for dtype in (torch.float32, torch.bfloat16):
+        rows, columns = random.randint(5, 20), random.randint(5, 20)
+        x = torch.randint(-3, 4, (2, 3, rows, columns)).to(dtype)
+        same(lambda x: F.max_pool2d(x, 3, 2, 1), x)
+        assert bytes_of_places(x, 3, 2) == 2
+    same(lambda x: F.max_pool2d(x, 2), large := torch.randn(1, 1, 190, 180))
+    assert bytes_of_places(large, 2, 2) == 8
+    same(lambda x: F.max_pool2d(x, 2, return_indices=True)[0], large.detach())
+    pooled, places = bolide.compile(lambda x: F.max_pool2d(x, 2, return_indices=True))(large.detach().requires_grad_())
+    assert places.dtype is torch.int64 and pooled.requires_grad
 
 
 def calls_of(function: Callable[[Tensor], Tensor], x: Tensor) -> str:

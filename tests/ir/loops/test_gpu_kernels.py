@@ -425,11 +425,21 @@ def test_neighbours_that_read_by_quotients_and_rests(dtype: torch.dtype) -> None
         shift, other = (int(torch.randint(-20, 20, ())) for _ in range(2))
         i, j = var("i", 3), var("j", n)
         quotient, rest = (j + 24 + shift) // divisor, (j + i * 8 + 24 + other) % divisor
-        stores = [store(name, i * n + j, load("x", at, dtype)) for name, at in (("y", i * 64 + quotient), ("z", rest))]
-        params = (param("y", 3 * n, dtype, "out"), param("z", 3 * n, dtype, "out"), param("x", 256, dtype))
+        within = Expr.min(Expr.max(quotient - 3, 0), n // divisor)  # a window's neighbour, or the nearest one
+        places = {"y": i * 64 + quotient, "z": rest, "w": i * 64 + within}
+        stores = [store(name, i * n + j, load("x", at, dtype)) for name, at in places.items()]
+        params = (*[param(name, 3 * n, dtype, "out") for name in places], param("x", 256, dtype))
         kernel = made(params, grid("i", 3, grid("j", n, *stores, kind="vector")))
-        y, z = (torch.zeros(3 * n, dtype=dtype) for _ in range(2))
-        check(kernel, {"y": y, "z": z, "x": torch.randint(-9, 9, (256,)).to(dtype)})
+        outs = {name: torch.zeros(3 * n, dtype=dtype) for name in places}
+        check(kernel, {**outs, "x": torch.randint(-9, 9, (256,)).to(dtype)})
+
+
+def test_elements_that_lanes_share_are_loaded_in_pieces() -> None:
+    i, j = var("i", 3), var("j", 64)
+    body = store("y", i * 64 + j, load("x", i * 32 + j // 2, bf16))
+    params = (param("y", 192, bf16, "out"), param("x", 96, bf16))
+    text, _ = gpu_module([made(params, grid("i", 3, grid("j", 64, body, kind="vector")))], HOPPER)
+    assert text.count("load <4 x i16>") == 1  # eight lanes read four elements
 
 
 OF_BITS = "and or xor not shl shr"
@@ -440,7 +450,11 @@ OF_INTEGERS = f"{OF_BITS} neg abs sign add sub mul floordiv truncdiv mod fmod mi
 def test_what_is_supported_has_code(dtype: torch.dtype) -> None:
     i = var("i", 8)
     params, stores = [param("condition", 8, torch.bool)], list[Stmt]()
-    of_floats = {name for name, op_ in SCALAR_OPS.items() if op_.evaluate is not None} - {"bits", *OF_BITS.split()}
+    of_floats = {name for name, op_ in SCALAR_OPS.items() if op_.evaluate is not None} - {
+        "bits",
+        "of_bits",
+        *OF_BITS.split(),
+    }
     for name in sorted(of_floats if dtype.is_floating_point else OF_INTEGERS.split()):
         if supported(name, dtype):
             operands = [load(f"{name}{n}", i, dtype) for n in range(SCALAR_OPS[name].operands)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from bolide.inductor.codegen.analysis import Dependences
 from bolide.inductor.codegen.builder import Builder, Value
@@ -14,6 +15,9 @@ from bolide.inductor.codegen.scope import fits, integer_atom, multiple_of, step_
 from bolide.inductor.ir.loops import Node
 from bolide.symbolic import Expr, as_expr
 from bolide.symbolic.expr import Atom
+
+#: Lanes whose places are looked at one by one.
+MOST_APART = 16
 
 
 class ThreadValues(FunctionValues):
@@ -48,14 +52,35 @@ class ThreadValues(FunctionValues):
             self.aligned.add(buffer)
         return known
 
-    def windows(self, buffer: str, index: Expr) -> tuple[Expr, int, int] | None:
-        numel, length = self.numels.get(buffer), WIDEST // self.types[buffer].itemsize
-        if not self.are_aligned or self.vector is None or numel is None or multiple_of(numel) % length:
+    def windows(self, buffer: str, index: Expr, stride: int | None) -> tuple[Expr, Sequence[int | None], int] | None:
+        numel, longest = self.numels.get(buffer), WIDEST // self.types[buffer].itemsize
+        if not self.are_aligned or self.vector is None or numel is None or self.lanes == 1:
             return None
-        if multiple_of(index - index.offset, {self.vector: self.lanes}) % length:
+        run = None if stride is None else (index, [lane * stride for lane in range(self.lanes)])
+        known = run or self._places(index, self.vector)
+        if known is None:
+            return None
+        first, places = known
+        fixed = first - first.offset
+        length = math.gcd(multiple_of(fixed, {self.vector: self.lanes}), multiple_of(numel), longest)
+        if length < (longest if stride is not None else 2):
             return None
         self.aligned.add(buffer)
-        return index - index.offset % length, index.offset % length, length
+        rest = first.offset % length
+        return first - rest, [None if place is None else place + rest for place in places], length
+
+    def _places(self, index: Expr, vector: str) -> tuple[Expr, Sequence[int | None]] | None:
+        """What a place is at some lane, of quotients of neighbours say, and how far from there it is in each, where
+        that is known of several: the first one is at a multiple of their number."""
+        if self.varying & index.free_vars != {vector} or self.lanes > MOST_APART:
+            return None
+        turn = Expr.var("$turn", 0, None)
+        lanes = [index.subs({vector: turn * self.lanes + lane}) for lane in range(self.lanes)]
+        middle = lanes[self.lanes // 2]
+        places = [(place - middle).offset if (place - middle).is_const else None for place in lanes]
+        if len({place for place in places if place is not None}) < 2:
+            return None
+        return middle.subs({"$turn": index.variables()[vector] // self.lanes}), places
 
     def read(self, name: str) -> Value:
         """An accumulator's value; partial results that are nothing yet are left out."""
