@@ -207,7 +207,8 @@ def _compile_training(trace: Trace, signature: Signature, request: Request) -> t
     info = GraphInfo("forward", parameters, frozenset(range(joint.outputs)))
     forward = request.forward(parts.forward, trace.constants, info)
     crossing = _crossing(signature, parts, trace, tape, kept or ())
-    crossing = replace(crossing, histories=apart, loose=() if request.again else crossing.loose)
+    loose = () if request.again else crossing.loose
+    crossing = replace(crossing, histories=apart, loose=loose, wrapped=joint.wrapped)
     _take_real_layouts(parts, joint.inputs)
     static = frozenset(position for position, at in enumerate(crossing.tensors) if at in parameters)
     derivative = Derivative(

@@ -17,7 +17,7 @@ from bolide.functorch.partitioners import Joint
 from bolide.functorch.signature import Signature
 from bolide.support.errors import FixedSizesNeeded, Unsupported
 from bolide.symbolic import contiguous_strides
-from bolide.tracing import TensorMeta, Trace, TracedTensor
+from bolide.tracing import STANDS_FOR, TensorMeta, Trace, TracedTensor
 from bolide.tracing.called.derivatives import check_phases, derivatives
 from bolide.tracing.fallible import done, may_raise
 from bolide.tracing.graph import behind
@@ -25,6 +25,7 @@ from bolide.tracing.modes import engine_pass
 from bolide.tracing.operations.kinds import made_sparse, sum_of_sparse
 from bolide.tracing.rules.common import is_dense
 from bolide.tracing.tensor import inner_leaves, takes_gradient
+from bolide.tracing.wrappers import Form, form_of, numbers, plain_parts
 
 
 def finish_inference(trace: Trace, signature: Signature) -> None:
@@ -64,7 +65,9 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
             gradients = _gradients(differentiable, tangents, wanted, trace.has_symbols)
     of_leaf = {id(leaf): gradient for leaf, gradient in zip(wanted, gradients)}
     sparse = _sparse(trace.graph)
-    for leaf in trace.leaves:
+    wrapped: dict[int, Form] = {}
+    parts: list[fx.Node] = []
+    for place, leaf in enumerate(trace.leaves):
         gradient = of_leaf.get(id(leaf))
         if isinstance(gradient, TracedTensor) and gradient.node in sparse:
             values.append(gradient.node)
@@ -73,14 +76,23 @@ def finish_joint(trace: Trace, signature: Signature) -> Joint:
         elif gradient is None:
             values.append(None)
         else:
-            reason = f"the gradient of a plain input is a {type(gradient).__name__}, a subclass of Tensor"
-            raise Unsupported(reason, remedy="call the function under no_grad, or detach the input", kind="input")
-    values += [None] * len(trace.sizes)
+            values.append(None)
+            wrapped[place] = _form_of_gradient(gradient)
+            parts += [_settled(trace, part.node, tangent_meta(part.meta), taken) for part in plain_parts(gradient)]
+    values += [None] * len(trace.sizes) + parts
     _write_back(trace, signature)
     trace.graph.output(tuple(values))
     trace.shapes.closed = True
     written = frozenset(write.input for write in signature.writes)
-    return Joint(trace.graph, len(trace.inputs) + len(trace.sizes), outputs, written, _steady_inputs(trace))
+    return Joint(trace.graph, len(trace.inputs) + len(trace.sizes), outputs, written, _steady_inputs(trace), wrapped)
+
+
+def _form_of_gradient(gradient: object) -> Form:
+    """How a wrapper is put together that is the gradient of a plain input."""
+    form = form_of(gradient, lambda value: vars(type(value)).get(STANDS_FOR, type(value)))
+    if not all(type(number) is int for number in numbers(form)):
+        raise FixedSizesNeeded("the gradient of a plain input is a wrapper with symbolic sizes", kind="input")
+    return form
 
 
 def _steady_inputs(trace: Trace) -> frozenset[int]:

@@ -11,8 +11,8 @@ values.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -40,6 +40,7 @@ from bolide.tracing.graph import behind, closure
 from bolide.tracing.libraries import POLICIES, Policy, policy_of
 from bolide.tracing.numbers.data import binds
 from bolide.tracing.traits import NEVER
+from bolide.tracing.wrappers import Form
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Joint:
     """A joint graph: the first `inputs` placeholders are the inputs, the others the tangents; the first `outputs`
     results belong to the forward, the others are gradients. `written` are the inputs whose memory changes in the call,
     `steady` those that nobody writes to between a forward and its backward: parameters, leaves that require grad.
+    `wrapped`: the inputs whose gradient is a wrapper, and how it is put together of the last results, in this order.
     """
 
     graph: fx.Graph
@@ -54,6 +56,7 @@ class Joint:
     outputs: int
     written: frozenset[int] = frozenset()
     steady: frozenset[int] = frozenset()
+    wrapped: Mapping[int, Form] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

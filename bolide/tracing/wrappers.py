@@ -92,6 +92,11 @@ def put_together(form: Form, plain: Iterator[Value], make: Callable[..., Value])
     return make(form.cls, parts, form.context, torch.Size(form.size), form.stride)
 
 
+def count_of_parts(form: Form) -> int:
+    """How many plain tensors a wrapper of this form is made of."""
+    return sum(1 if part is None else count_of_parts(part) for part in form.parts)
+
+
 def unflatten(cls: Value, parts: dict[str, Value], context: object, size: Sequence[int], stride: object) -> Value:
     return cls.__tensor_unflatten__(parts, context, torch.Size(size), stride)
 
@@ -144,7 +149,7 @@ class _Opened(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Value, *gradients: Value) -> Value:
         filled = [torch.zeros_like(zero) if given is None else given for given, zero in zip(gradients, ctx.zeros)]
-        return _gradient(ctx.form, filled, ctx.make), None, None
+        return gradient_of(ctx.form, filled, ctx.make), None, None
 
 
 def opened(wrapper: Value, form: Form, make: Callable[..., Value] = unflatten) -> Sequence[Value]:
@@ -175,8 +180,8 @@ def closed(form: Form, *plain: Value) -> Value:
     return _Closed.apply(form, *plain)  # type: ignore[no-untyped-call]
 
 
-def _gradient(form: Form, plain: Sequence[Value], make: Callable[..., Value]) -> Value:
-    """One of plain gradients, with their history where they have one."""
+def gradient_of(form: Form, plain: Sequence[Value], make: Callable[..., Value]) -> Value:
+    """A wrapper of plain gradients, with their history where they have one."""
     if any(part is not None and part.requires_grad for part in plain):
         return closed(form, *plain)
     return put_together(form, iter(plain), make)
@@ -195,7 +200,7 @@ class _Handles(torch.autograd.Function):
         *parts, whole = gradients
         if all(part is None for part in parts):
             return whole
-        gradient = _gradient(ctx.form, parts, unflatten)
+        gradient = gradient_of(ctx.form, parts, unflatten)
         return gradient if whole is None else gradient + whole
 
 

@@ -143,6 +143,8 @@ class _Whole:
             finish_inference(trace, signature)
             return []
         joint = finish_joint(trace, signature)
+        if joint.wrapped:
+            raise Unsupported("the gradient of a plain input is a subclass of Tensor", kind="input")
         if one is not None:
             self._start_with_one(roots[0])
         gradients = zip(trace.leaves, results(trace.graph)[joint.outputs :])

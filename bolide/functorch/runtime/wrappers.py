@@ -29,6 +29,7 @@ from bolide.support.locks import compiling
 from bolide.support.origins import refuse_mistake
 from bolide.tracing.called.branches import again
 from bolide.tracing.modes import interruptible
+from bolide.tracing.wrappers import Form, count_of_parts, gradient_of, unflatten
 
 _Tensor = torch.Tensor
 _set_grad_enabled = torch._C._set_grad_enabled
@@ -159,7 +160,8 @@ class Crossing:
     (it is brought into that layout if it comes in another), or None where there is no tangent. `symbols`: where the
     sizes that strides and aliases speak of are, by name, in the list of all inputs followed by all results. `shared`:
     the results that lie in the memory of an input or of another result, though with a history of their own.
-    `histories`: which history each result is of, where there are several (see `runtime.histories`).
+    `histories`: which history each result is of, where there are several (see `runtime.histories`). `wrapped`: the
+    inputs whose gradient is a wrapper, and how it is put together of the backward's last results.
 
     For gradients of gradients, which are computed from the inputs: `read`, the tensors among them that the results
     depend on and that are not saved; `loose`, those of them that the program's caller may drop; `kept`, where what
@@ -176,6 +178,7 @@ class Crossing:
     kept: tuple[int, ...] = ()
     shared: Mapping[int, Output] = field(default_factory=dict)
     histories: tuple[int, ...] = ()
+    wrapped: Mapping[int, Form] = field(default_factory=dict)
 
 
 Pick = Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
@@ -226,7 +229,8 @@ class Backward:
 
     def inlined(self, ctx: Any, tangents: Tangents) -> tuple[Any, ...]:
         """As `backward`, for capture to go through: operations of a graph where it can be one, or else a call."""
-        if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled() or ctx.layouts is not None:
+        called = torch.is_grad_enabled() or torch._C._is_any_autocast_enabled() or ctx.layouts is not None
+        if called or self.crossing.wrapped:
             return self.backward(ctx, tangents)
         module = self.module(tuple([tangent is not None for tangent in tangents]))
         if module is None:
@@ -276,9 +280,21 @@ class Backward:
         if _is_any_autocast_enabled():
             run = without_autocast(run)
         if not twice:
-            return tuple(run(values))
+            return self._whole(run(values))
         roots = [*values, *(inputs or ())]
-        return _not_twice(without_grad(run)(values), roots)
+        return self._whole(_not_twice(without_grad(run)(values), roots))
+
+    def _whole(self, gradients: Sequence[object]) -> tuple[object, ...]:
+        """Gradients with those that are wrappers put together."""
+        if not self.crossing.wrapped:
+            return tuple(gradients)
+        counts = [count_of_parts(form) for form in self.crossing.wrapped.values()]
+        whole, parts = [*gradients[: len(gradients) - sum(counts)]], iter(gradients[len(gradients) - sum(counts) :])
+        for (place, form), count in zip(self.crossing.wrapped.items(), counts):
+            of_one = [next(parts) for _ in range(count)]
+            if any(part is not None for part in of_one):
+                whole[place] = gradient_of(form, of_one, unflatten)
+        return tuple(whole)
 
     def _of_histories(self, ctx: Any, missing: tuple[int, ...]) -> list[object]:
         """The saved values, which are released now, but for those of histories that get no tangents yet."""

@@ -196,6 +196,27 @@ def test_wrappers_give_plain_graphs(name: str) -> None:
         assert not hasattr(node.meta["val"], "__tensor_flatten__")
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+def test_gradients_of_plain_arguments_may_be_wrappers(nested: bool, dynamic: bool) -> None:
+    def program(t: Any, x: torch.Tensor, bias: torch.Tensor) -> Any:
+        return (F.linear(x.sin(), t, bias) * x, bias.cos())
+
+    pair = TwoTensor(_two(4, 4), torch.randn(4, 4)) if nested else _two(4, 4)
+    x, bias, gradients = torch.randn(4, 4), torch.randn(4), []
+    compiled = aot_function(program, make_forward, dynamic=dynamic)
+    for function in (program, compiled):
+        leaves = [tensor.detach().requires_grad_() for tensor in (pair, x, bias)]
+        result, plain = function(*leaves)
+        (result.sin().sum() + plain.sum()).backward()
+        gradients.append([leaf.grad for leaf in leaves])
+    _agree(*gradients)
+
+
+def make_forward(module: Any, inputs: list[Any]) -> Any:
+    return make_boxed_func(module.forward)
+
+
 def test_wrappers_are_told_apart() -> None:
     """By class, by what they say of themselves, by sizes; not by data."""
     graphs: list[Any] = []

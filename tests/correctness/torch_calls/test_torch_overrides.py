@@ -797,17 +797,27 @@ def refused_gradient(w: Any, x: torch.Tensor) -> Any:
     return w * x, w.grad
 
 
-@pytest.mark.parametrize(
-    "fn, grad, why",
-    [
-        (both_multiplied, True, "the gradient of a plain input is a Both"),
-        (refused_gradient, False, "grad of a Both, a subclass of Tensor, is used"),
-    ],
-)
-def test_gradients_of_wrappers_that_are_not_captured(fn: Any, grad: bool, why: str) -> None:
-    w, x = _both(3, 3).requires_grad_(), torch.randn(3, 3, requires_grad=grad)
-    with pytest.raises(bolide.Unsupported, match=why):
-        bolide.compile(fn, fullgraph=True)(w, x)
+def test_gradients_of_wrappers_that_are_not_captured() -> None:
+    w, x = _both(3, 3).requires_grad_(), torch.randn(3, 3)
+    with pytest.raises(bolide.Unsupported, match="grad of a Both, a subclass of Tensor, is used"):
+        bolide.compile(refused_gradient, fullgraph=True)(w, x)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("fn", [both_multiplied, both_in_layers, both_across_breaks])
+def test_gradients_of_plain_inputs_may_be_wrappers(fn: Any, grad: bool, dynamic: bool | None) -> None:
+    """As those of a bias beside a wrapped weight are; they are added up, and given to hooks, as eager's are."""
+    w, x = _both(3, 3), torch.randn(3, 3)
+    compiled, gradients = bolide.compile(fn, fullgraph=fn is not both_across_breaks, dynamic=dynamic), []
+    for function in (fn, compiled):
+        weight, leaf, told = w.detach().requires_grad_(grad), x.clone().requires_grad_(), []
+        leaf.register_hook(told.append)
+        for _ in range(2):
+            first = pytree.tree_leaves(function(weight, leaf))[0]
+            (first * first).sum().backward()
+        gradients.append((leaf.grad, told, weight.grad))
+    _agree(*gradients)
 
 
 def test_wrappers_that_require_grad_are_not_written_to() -> None:
