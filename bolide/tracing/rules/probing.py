@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bolide.symbolic import ShapeEnv, as_expr, contiguous_strides, times
+from bolide.symbolic import Expr, ShapeEnv, as_expr, contiguous_strides, times
 from bolide.tracing.graph import mapped
 from bolide.tracing.meta import TensorMeta
 
@@ -29,17 +29,19 @@ _MOST_SIZES = 12  # of which pairs are tried
 _MOST_MORE = 4  # what is added in front of a division: windows with a stride
 Values = Mapping[str, int]
 Ask = Callable[[Any, Any], Any]
+Columns = dict[tuple[int, ...], Any]
 
 
 @dataclass(frozen=True)
 class Trials:
-    """`values` of the symbols, what torch said in each trial, and the operands' `sizes` and numbers, by what they are
-    in each trial; with `strides`."""
+    """`values` of the symbols in each trial, and the operands' `sizes` and numbers, by what they are in each trial;
+    with `strides`; and with trials in which there are none or one of something, which say little about strides:
+    `edges`."""
 
     values: list[Values]
-    answers: list[Any]
-    sizes: dict[tuple[int, ...], Any]
-    strides: dict[tuple[int, ...], Any]
+    sizes: Columns
+    strides: Columns
+    edges: Columns
 
 
 def note_sizes(args: Any, kwargs: Any) -> None:
@@ -71,15 +73,18 @@ def by_probes(ask: Ask, elsewhere: Ask, args: Any, kwargs: Any) -> Any:
     if first is None:  # an operation without results, as what checks the errors of a factorization
         return None
 
-    def answer(values: Values) -> Any:
+    def answer(values: Values, least: int = 1) -> Any:
         """What torch says for these sizes; None if it refuses them, or if there are none of something: the strides of
         nothing say little."""
-        if any(type(size) is torch.SymInt and _of(size, values) < 1 for size in sizes):
+        if any(type(size) is torch.SymInt and _of(size, values) < least for size in sizes):
             return None
         try:
             return elsewhere(valued(args, values), valued(kwargs, values))
         except Exception:
             return None
+
+    def columns(known: list[Any], trials: list[Values]) -> Columns:
+        return {tuple([_of(size, values) for values in trials]): size for size in reversed(known)}
 
     outside = [name for name in names if not env.is_data(variables[name])]
     for held in (None, *outside) if len(names) > 1 else (None,):
@@ -88,10 +93,23 @@ def by_probes(ask: Ask, elsewhere: Ask, args: Any, kwargs: Any) -> Any:
             if held is not None:
                 env.specialise(variables[held], now[held])
             values = [now, *(values for values, _ in others)]
-            known = [{tuple(_of(s, trial) for trial in values): s for s in reversed(some)} for some in (sizes, strides)]
-            answers = [first, *(said for _, said in others)]
-            return _explained(Trials(values, answers, *known), answers)
+            edges = [(at, said) for at in _edges(now, values, sizes) if (said := answer(at, least=0)) is not None]
+            at_edges = [*values, *(at for at, _ in edges)]
+            trials = Trials(values, columns(sizes, values), columns(strides, values), columns(sizes, at_edges))
+            return _explained(trials, [first, *(said for _, said in (*others, *edges))])
     return None
+
+
+def _edges(now: Values, values: list[Values], sizes: list[Any]) -> Iterator[Values]:
+    """Trials with none or one of something, which tell symbolic sizes from numbers and from each other that are the
+    same in all others: ``min(1, n)``, ``max(2, n)``."""
+    alike: dict[tuple[int, ...], set[Expr]] = {}
+    for size in sizes:
+        column = tuple([_of(size, each) for each in values])
+        alike.setdefault(column, {as_expr(column[0])} if len(set(column)) == 1 else set()).add(as_expr(size))
+    unclear = {name for some in alike.values() if len(some) > 1 for expr in some for name in expr.variables()}
+    for name in sorted(unclear):
+        yield from ({**now, name: few} for few in (0, 1))
 
 
 def _tried(answer: Callable[[Values], Any], now: Values, names: list[str]) -> list[tuple[Values, Any]] | None:
@@ -118,10 +136,10 @@ def _explained(trials: Trials, answers: list[Any]) -> Any:
     if isinstance(first, TensorMeta):
         if any(len(answer.shape) != len(first.shape) for answer in answers):
             return None
-        shape = [_formula(column, trials) for column in zip(*(answer.shape for answer in answers))]
+        shape = [_formula(column, trials.edges) for column in zip(*(answer.shape for answer in answers))]
         if None in shape:
             return None
-        stride = _strides(tuple(shape), answers, trials)
+        stride = _strides(tuple(shape), answers[: len(trials.values)], trials)
         return None if stride is None else first._replace(shape=tuple(shape), stride=stride)
     if not isinstance(first, tuple):  # a number or a truth
         return first if all(answer == first for answer in answers) else None
@@ -145,23 +163,23 @@ def _strides(shape: tuple[Any, ...], answers: list[Any], trials: Trials) -> tupl
     each = []
     for column in zip(*(answer.stride for answer in answers)):
         known = trials.strides.get(column)
-        each.append(_formula(column, trials) if known is None else known)
+        each.append(_formula(column, trials.sizes) if known is None else known)
     return None if None in each else tuple(each)
 
 
-def _formula(column: tuple[int, ...], trials: Trials) -> Any:
+def _formula(column: tuple[int, ...], sizes: Columns) -> Any:
     """What a size of a result, in all trials, is in general."""
     if len(set(column)) == 1:
         return column[0]
-    known = trials.sizes.get(column)
+    known = sizes.get(column)
     if known is not None:
         return known
     for formula in (_linear, _quotient):
-        for values, size in trials.sizes.items():
+        for values, size in sizes.items():
             formed = formula(column, values, size)
             if formed is not None:
                 return formed
-    pairs = itertools.islice(trials.sizes.items(), _MOST_SIZES)
+    pairs = itertools.islice(sizes.items(), _MOST_SIZES)
     for (left, a), (right, b) in itertools.combinations(pairs, 2):
         if column == tuple(map(min, left, right)):
             return torch.sym_min(a, b)  # type: ignore[no-untyped-call]

@@ -47,6 +47,22 @@ PROBED = {
     "bilinear": (lambda x: F.bilinear(x, x.sin(), torch.ones(3, 6, 6)), 2, {1: 6}),
 }
 
+#: of a few numbers, one or two or none
+FEW = {
+    "isin": lambda x: torch.isin(x, torch.tensor([0.0, 2.0])),
+    "cdist": lambda x: torch.cdist(x[:, None], x[:, None]),
+    "bucketize": lambda x: torch.bucketize(x, torch.tensor([0.0, 1.0])),
+    "searchsorted": lambda x: torch.searchsorted(torch.tensor([0.0, 1.0]), x),
+    "logcumsumexp": lambda x: x.logcumsumexp(0),
+    "polygamma": lambda x: torch.polygamma(1, x.abs() + 1),
+    "frexp": lambda x: x.frexp()[0],
+    "cummax": lambda x: x.cummax(0)[0],
+    "cross": lambda x: torch.linalg.cross(x[:, None].expand(-1, 3), x[:, None] + torch.arange(3)),
+    "diag_embed": torch.diag_embed,
+    "heaviside": lambda x: torch.heaviside(x, x.cos()),
+    "longest": lambda x: torch.cdist(F.pad(x, (0, 2))[: max(len(x), 2), None], x[:, None]),
+}
+
 
 def installed(told: list[object]) -> int:
     return sum(type(event) is events.Installed for event in told)
@@ -209,3 +225,22 @@ def test_what_messages_say_of_sizes_holds_at_each_call():
             x = torch.randn(size)
             want, got = program(x, width), compiled(x, width)
             assert got == want if type(want) is str else torch.allclose(got, want)
+
+
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_sizes_that_are_rarely_less_than_a_number(name: str, most: int, seed: int) -> None:
+    """The first few of what data keep: all other sizes say that a result has `most` elements."""
+    torch.manual_seed(seed)
+    met: list[object] = []
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        kept = x[x > 0]
+        return FEW[name](kept[: min(len(kept), most)])
+
+    with events.subscribed(met.append):
+        compiled = bolide.compile(first)
+        for signs in ([1, 1, -1, 1, 1], [1, -1, -1, -1], [-1, -1], [1, 1, -1], [-1, 1, 1, 1]):
+            x = (torch.rand(len(signs)) + 0.5) * torch.tensor(signs)
+            torch.testing.assert_close(compiled(x), first(x))
+    assert sum(isinstance(event, events.Installed) for event in met) <= 3
