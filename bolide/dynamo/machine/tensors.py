@@ -25,6 +25,7 @@ _OURS -= frozenset(dir(torch.nn.Parameter))  # what only traced tensors have
 _SYNONYMS = {"_grad": "grad"}
 # What only the real tensor knows of an input.
 _OF_ORIGIN = frozenset(["_backward_hooks", "_base", "_post_accumulate_grad_hooks", "output_nr", "retains_grad"])
+_OF_ORIGIN |= {"grad_dtype"}
 _DATA: Any = torch.Tensor.data
 # Methods with an effect outside, or an answer of their own (`torch_tensors`).
 INTERCEPTED = frozenset(

@@ -148,6 +148,41 @@ def test_facts_of_an_argument_are_those_of_the_real_tensor(name: str) -> None:
     assert outcomes(bolide.compile(FACTS[name]), kinds) == outcomes(FACTS[name], kinds)
 
 
+def more_kinds() -> list[torch.Tensor]:
+    made = [torch.ones(4, requires_grad=True) for _ in range(3)]
+    made[0].register_post_accumulate_grad_hook(lambda leaf: None)
+    made[1].grad = torch.ones(4)
+    if hasattr(made[2], "grad_dtype"):  # not in older versions of torch
+        made[2].grad_dtype = torch.float64
+    conjugate = torch.ones(4, dtype=torch.complex64).conj()
+    return [*kinds(), *made, torch.ones(4).share_memory_(), torch.ones(2, 4).t(), conjugate, conjugate.imag]
+
+
+def said(value: object) -> object:
+    """Of an attribute, what can be compared."""
+    if isinstance(value, (tuple, list)):
+        return type(value), [said(each) for each in value]
+    if isinstance(value, torch.Tensor):
+        return type(value), value.shape, value.stride(), value.requires_grad
+    return value if isinstance(value, (bool, int, str, torch.dtype, torch.device, torch.layout)) else type(value)
+
+
+ATTRIBUTES = [  # a node's class is compared above
+    name
+    for name in dir(torch.Tensor)
+    if not (name.startswith("_") or name == "grad_fn" or callable(getattr(torch.Tensor, name, None)))
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_attribute_of_arguments_is_that_of_the_real_tensor() -> None:
+    for name in ATTRIBUTES:
+        namespace: dict[str, Any] = {"said": said}
+        exec(f"def program(t):\n    return said(t.{name})", namespace)
+        program: Any = namespace["program"]
+        assert outcomes(bolide.compile(program), more_kinds) == outcomes(program, more_kinds), name
+
+
 @pytest.mark.parametrize("shares", [False, True])
 def test_whether_two_arguments_share_a_storage(shares: bool) -> None:
     first, other = torch.ones(4), torch.ones(4)
