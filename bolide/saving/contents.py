@@ -68,7 +68,7 @@ def content_of(value: object, depth: int = 0) -> str:
     if cls is functools.cached_property:
         return f"kept {content_of(value.func, depth + 1)}"  # type: ignore[attr-defined]
     if cls is functools._lru_cache_wrapper:
-        return f"cached {content_of(value.__wrapped__, depth + 1)}"  # type: ignore[attr-defined]
+        return f"cached {content_of(getattr(value, '__wrapped__', None), depth + 1)}"
     if isinstance(value, type):
         return _of_class(value)
     if cls in _DESCRIPTORS:

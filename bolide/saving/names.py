@@ -299,7 +299,7 @@ def _parts(value: Value) -> Iterator[Row]:
     elif is_native(value):
         yield ["class", type(value)]
     elif type(value) is functools._lru_cache_wrapper:
-        yield ["part", value.__wrapped__, "__wrapped__"]
+        yield ["part", getattr(value, "__wrapped__", None), "__wrapped__"]
     elif isinstance(value, type):
         if type(value) is not type:
             yield ["class", type(value)]
@@ -412,5 +412,5 @@ def _shown(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__qualname__}"
     if isinstance(value, NAMED):
-        return f"the function {value.__qualname__}"  # type: ignore[attr-defined]
+        return f"the function {getattr(value, '__qualname__', repr(value))}"
     return f"a {type(value).__qualname__}"
