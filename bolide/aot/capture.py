@@ -56,43 +56,40 @@ class _Placed:
     place: int
 
 
-def program_of(
-    function: Callable[..., object],
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-    dynamic_shapes: object,
-    options: Mapping[str, object],
-    machine: Machine,
-    specs: Specs | None = None,
-) -> Program:
-    """Captures a call of a function or module, without gradients, and plans it for a machine.
+class Request(NamedTuple):
+    """A call of a function or module that a library is asked for, and the machine that is to run it.
 
     `dynamic_shapes` as for `dynamo.export`; options: of `inductor.config`; specs: how arguments and results are made of
-    what the function takes and gives, if not as it says itself. Sizes that differ may be 0 and 1 as well, where the
-    program does not depend on that.
+    what the function takes and gives, if not as it says itself."""
+
+    function: Callable[..., object]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    dynamic_shapes: object
+    options: Mapping[str, object]
+    machine: Machine
+    specs: Specs | None = None
+
+
+def program_of(request: Request) -> Program:
+    """Captures the call, without gradients, and plans it. Sizes that differ may be 0 and 1 as well, but for those of
+    which the program asks that: it is captured once more for each.
+
     Raises Unsupported for what one graph cannot do, for tensors that require grad while grad mode is on, and for
     results that a library cannot give; ValueError for two arguments that are one tensor."""
     shapes = Shapes(any_size=True)
-    try:
-        return _program_of(function, args, dict(kwargs), dynamic_shapes, options, machine, specs, shapes)
-    except (Unsupported, ConstraintError) as error:
-        if not shapes.has_any:
-            raise
-        if isinstance(error, Unsupported):
-            forgive(error)
-    return _program_of(function, args, dict(kwargs), dynamic_shapes, options, machine, specs, Shapes())
+    while True:
+        try:
+            return _program_of(request, shapes)
+        except (Unsupported, ConstraintError) as error:
+            if not shapes.allow(error):
+                raise
+            if isinstance(error, Unsupported):
+                forgive(error)
 
 
-def _program_of(
-    function: Callable[..., object],
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-    dynamic_shapes: object,
-    options: Mapping[str, object],
-    machine: Machine,
-    specs: Specs | None,
-    shapes: Shapes,
-) -> Program:
+def _program_of(request: Request, shapes: Shapes) -> Program:
+    function, args, kwargs = request.function, request.args, request.kwargs
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
     _refuse_training(leaves)
     called, passed = function, args
@@ -103,7 +100,7 @@ def _program_of(
     named, parameters = bound(function, args, kwargs)
     with torch.no_grad(), collector_paused():
         with (
-            shapes.marked(spelled_out(dynamic_shapes, function, args, kwargs), named, True),
+            shapes.marked(spelled_out(request.dynamic_shapes, function, args, kwargs), named, True),
             config.patch(automatic_dynamic_shapes=False, unrolled_steps=None),  # a loop of steps is Python
         ):
             captured, _ = capture_whole(called, passed, kwargs, {}, shapes, record_calls=False)
@@ -115,11 +112,13 @@ def _program_of(
         given = _given(leaves, inputs[: len(captured.inputs)], _told(args, kwargs, list(named)))
         static = frozenset([place for place, at in enumerate(given.places) if at is None])
         module, info, signature = functorch.inference_graph(captured.trace, captured.outputs, captured.name, static)
-        with compiling, inductor.config.patch(dict(options)):
+        with compiling, inductor.config.patch(dict(request.options)):
             device = _device_of(module)
-            planned = plan_graph(module, info, machine_for(device) if device != CPU else machine, captured.name, {})
+            machine = machine_for(device) if device != CPU else request.machine
+            planned = plan_graph(module, info, machine, captured.name, {})
         maker = _Maker(captured, planned, signature, given, numbers, function, parameters, device)
-        return Program(maker.contents(leaves, in_spec, result, specs), planned.sizes)
+        specs = request.specs or Specs(in_spec, pytree.tree_structure(result))
+        return Program(maker.contents(leaves, result, specs), planned.sizes)
 
 
 def _device_of(module: fx.GraphModule) -> torch.device:
@@ -190,13 +189,10 @@ class _Maker:
         self.views: list[View] = []
         self.kept: set[str] = set()  # what results lie in
 
-    def contents(
-        self, arguments: Sequence[object], in_spec: pytree.TreeSpec, result: object, specs: Specs | None
-    ) -> Contents:
-        """All of it."""
+    def contents(self, arguments: Sequence[object], result: object, specs: Specs) -> Contents:
+        """All of it, for the leaves of arguments and a result."""
         self.hold_constants()
-        leaves, out_spec = pytree.tree_flatten(result)
-        in_spec, out_spec = specs or Specs(in_spec, out_spec)
+        leaves = pytree.tree_leaves(result)
         outputs = [self.leaf(leaf) for leaf in leaves]
         fixed = {place: repr(leaf) for place, leaf in enumerate(arguments) if not isinstance(leaf, torch.Tensor)}
         inputs: list[TensorInput | None] = [None] * len(self.given.told)
@@ -216,8 +212,8 @@ class _Maker:
             tuple([kind for _, kind in outputs]),
             fixed,
             self.device,
-            _spec_text(in_spec, "arguments"),
-            _spec_text(out_spec, "result"),
+            _spec_text(specs.arguments, "arguments"),
+            _spec_text(specs.result, "result"),
         )
 
     def finished_plan(self) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.graph import _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
-from bolide.aot.capture import Specs, program_of
-from bolide.aot.cpu import library_target
+from bolide.aot.capture import Request, Specs, program_of
+from bolide.aot.cpu import Need, library_target
 from bolide.aot.library import make_library
 from bolide.aot.package import write_package
-from bolide.inductor.machine import host_machine
+from bolide.inductor.machine import Machine, host_machine
 from bolide.support.errors import BolideError
 
 _OUTPUT_PATH = "aot_inductor.output_path"
@@ -41,7 +41,8 @@ def compile_graph_module(
             )
         if not isinstance(gm.graph._codegen, _PyTreeCodeGen):
             given, by_name = tuple(leaves), {}
-    _library(gm, given, by_name, None, chosen, path, specs)
+    machine, needs = _machine()
+    _write(Request(gm, given, by_name, None, chosen, machine, specs), needs, path)
     return str(path)
 
 
@@ -65,25 +66,23 @@ def compile_package(
         raise TypeError(f"aot_compile expects a function, a module or an ExportedProgram, not {model!r}")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "model.so"
-        device = _library(model, tuple(args), kwargs or {}, dynamic_shapes, options, library, None)
+        machine, needs = _machine()
+        request = Request(model, tuple(args), dict(kwargs or {}), dynamic_shapes, options, machine)
+        device = _write(request, needs, library)
         write_package(library, device.type, path)
     return str(path)
 
 
-def _library(
-    function: Callable[..., object],
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-    dynamic_shapes: object,
-    options: Mapping[str, object],
-    path: Path,
-    specs: Specs | None,
-) -> torch.device:
-    """Writes a library; gives the device that it is for."""
+def _machine() -> tuple[Machine, tuple[Need, ...]]:
+    """What a library is for, and what it needs of a CPU."""
     target, needs = library_target()
-    machine = replace(host_machine(), target=target)
-    program = program_of(function, args, kwargs, dynamic_shapes, options, machine, specs)
-    make_library(program.contents, machine, needs, program.sizes, path)
+    return replace(host_machine(), target=target), needs
+
+
+def _write(request: Request, needs: Sequence[Need], path: Path) -> torch.device:
+    """Writes a library; gives the device that it is for."""
+    program = program_of(request)
+    make_library(program.contents, request.machine, needs, program.sizes, path)
     return program.contents.device
 
 

@@ -48,8 +48,8 @@ class Shapes:
     """The sizes of one call's arguments that may differ. `names`: those of dimensions of tensors, by the tensor's id
     and the dimension; `sizes`: of each name in this call; `numbers`: the kinds of marks of integers, by their paths.
     `function` is what is called, `arguments` the names of its arguments, as `bound` gives them; without it integers are
-    constants. `any_size`: nothing may depend on whether a size that may be 0 or 1 is so; `has_any` says whether there
-    is such a one.
+    constants. `any_size`: sizes that may be 0 or 1 are marked so that nothing may depend on it, but for those that
+    `allow` has found; `has_any` says whether there is such a one.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Shapes:
     ) -> None:
         self.function, self.arguments, self.any_size = function, list(arguments), any_size
         self.has_any = False
+        self._asked: set[object] = set()  # by their marks: sizes that the program tells from 0 and 1
         self.names: dict[tuple[int, int], Name] = {}
         self.sizes: dict[str, int] = {}
         self.numbers: dict[Path, str] = {}
@@ -68,6 +69,7 @@ class Shapes:
         possible, unless they are to be `static`.
 
         Raises what `export` does for wrong `shapes`."""
+        self.has_any = False
         try:
             if shapes is not None:
                 self._mark(dict(given) if isinstance(shapes, Mapping) else list(given.values()), shapes, "")
@@ -78,9 +80,18 @@ class Shapes:
                         mark(tensor, dim, Mark("maybe", shape_id=(id(tensor), dim)))
             yield
         finally:
-            for tensor, attributes in reversed(self._before):
+            while self._before:
+                tensor, attributes = self._before.pop()
                 vars(tensor).clear()
                 vars(tensor).update(attributes)
+
+    def allow(self, error: Unsupported | ConstraintError) -> bool:
+        """Whether a capture that has failed may succeed where the program may tell the size that it has asked about, or
+        every one if that is not known, from 0 and 1."""
+        asked = getattr(error, "shape_id", None)
+        self.any_size = asked is not None
+        self._asked.add(asked)
+        return self.has_any
 
     def path(self, source: Source) -> Path | None:
         """The name of an argument, and the keys that lead from it to what is found at `source`; None of what is not
@@ -147,8 +158,6 @@ class Shapes:
             if isinstance(wanted, int) and size is not None and size != wanted:
                 raise ValueError(f"dynamic_shapes says that {path} is {wanted}, but it is {size}")
             lo = hi = None
-        elif size is not None and size < 2 and kind == "dynamic":
-            raise ConstraintError(path, size, None)
         at = (id(tensor), dim % tensor.dim() if size is not None else dim)
         shape_id: object = at
         if name is not None and size is not None:
@@ -159,8 +168,10 @@ class Shapes:
             if known != size:
                 raise ValueError(f"dynamic_shapes names {path} {name.text!r}, so that it is {known}, but it is {size}")
         lo, hi = _bound(lo), _bound(hi)
-        if self.any_size and kind in ("dynamic", "maybe") and (lo is None or lo < 2):
+        if self.any_size and kind in ("dynamic", "maybe") and (lo is None or lo < 2) and shape_id not in self._asked:
             kind, self.has_any = "unbacked", True
+        if size is not None and size < 2 and kind == "dynamic":
+            raise ConstraintError(path, size, None)
         mark(tensor, dim, Mark(kind, lo, hi, shape_id))
 
     def check(self, captured: Captured) -> None:

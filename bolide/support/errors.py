@@ -188,10 +188,18 @@ class RecompileError(BolideError):
 class ConstraintError(BolideError):
     """A size that was marked dynamic has to be one number for the program to work, or one that was marked unbacked
     decides what the program does, or the program assumes more of one than `dynamic_shapes` says. `value`: that number,
-    or the condition. `name`: what `dynamic_shapes` calls the size."""
+    or the condition. `name`: what `dynamic_shapes` calls the size; `shape_id`: what its mark says of which ones are
+    equal."""
 
-    def __init__(self, size: str, value: int | str, where: UserFrame | None, name: str | None = None) -> None:
-        self.size, self.value, self.where = size, value, where
+    def __init__(
+        self,
+        size: str,
+        value: int | str,
+        where: UserFrame | None,
+        name: str | None = None,
+        shape_id: object = None,
+    ) -> None:
+        self.size, self.value, self.where, self.shape_id = size, value, where, shape_id
         if isinstance(value, int):
             lines = [f"{size} was marked dynamic, but the program works for {size} == {value} only"]
             remedy = (

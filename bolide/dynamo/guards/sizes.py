@@ -269,6 +269,7 @@ class Symbols:
         self.fixed_because: list[tuple[Source, float, str]] = []  # what might have been symbolic, and why it is not
         self.texts: set[str] = set()  # from outside, that are not guarded as they are
         self._shared: dict[object, object] = {}
+        self._unbacked: dict[str, object] = {}  # by the names of symbols: what their marks say of which are equal
 
     def done(self) -> list[Symbol]:
         """Note in the history what this capture has met and needed; its symbols."""
@@ -315,6 +316,7 @@ class Symbols:
                 symbolic[dim] = size
                 if mark.kind == "unbacked":
                     self.trace.shapes.mark_unbacked(size)
+                    self._unbacked[size.node.expr.text()] = mark.shape_id
             else:
                 outside = f"it is outside of the bounds that were marked, {mark.lo} to {mark.hi}"
                 self.fixed_because.append((place, value, _SPECIAL if value < 2 else outside))
@@ -535,7 +537,7 @@ class Symbols:
             name, condition, where = self.trace.shapes.violation
             source = next(symbol.source for symbol in self.all if symbol.name == name)
             what = sources.text(source)
-            raise ConstraintError(what, condition.replace(name, what), where)
+            raise ConstraintError(what, condition.replace(name, what), where, shape_id=self._unbacked[name])
 
     def read_by(self, expressions: Iterable[int | Expr]) -> tuple[tuple[str, Source], ...]:
         """The symbols in these sizes and where each is read, sorted by name."""

@@ -224,6 +224,11 @@ def _convolution_backward(
     return like(x) if mask[0] else None, like(weight) if mask[1] else None, bias
 
 
+@rule_of_symbols(aten._transformer_encoder_layer_fwd.default)
+def _encoder_layer(x: TensorMeta, *_: object) -> TensorMeta:
+    return row_major(x)  # torch's meta kernel, where there is one, has the strides of x
+
+
 @rule_of_symbols(aten._pdist_forward.default)
 def _pdist(x: TensorMeta, p: float = 2) -> TensorMeta:
     return row_major(x, (x.shape[0] * (x.shape[0] - 1) // 2,))

@@ -131,6 +131,10 @@ _BATCHES: dict[str, Callable[[], tuple[nn.Module | Program, Callable[[int], torc
         nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval(),
         lambda n: torch.randn(n, 5, 16),
     ),
+    "attention, transposed": lambda: (
+        nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval(),
+        lambda n: torch.randn(n, 16, 5).mT,
+    ),
 }
 
 
@@ -139,9 +143,26 @@ _BATCHES: dict[str, Callable[[], tuple[nn.Module | Program, Callable[[int], torc
 def test_batches_of_one(tmp_path: Path, name: str, size: object) -> None:
     """A library serves a single example as well, whatever batch it was made with."""
     program, make = _BATCHES[name]()
-    library = made(tmp_path, program, (make(5),), dynamic_shapes=({0: size},))
-    for batch in (1, 2, 17):
-        same(program, library, (make(batch),))
+    for example in (5, 1):
+        library = made(tmp_path, program, (make(example),), dynamic_shapes=({0: size},))
+        for batch in (1, 2, 17):
+            same(program, library, (make(batch),))
+
+
+def test_a_program_that_asks_about_one_size_takes_any_other(tmp_path: Path) -> None:
+    """As a language model does: whether there is one query, for a mask, but not whether there is one example."""
+
+    def masked(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        causal = x.shape[1] > 1 and x.dim() == 3
+        return torch.nn.functional.scaled_dot_product_attention(x, y, y, is_causal=causal)
+
+    shapes = ({0: "batch", 1: "length"}, {0: "batch", 1: "length"})
+    given = (torch.randn(4, 7, 8), torch.randn(4, 7, 8))
+    library = made(tmp_path, masked, given, dynamic_shapes=shapes)
+    for batch, length in ((1, 5), (1, 2), (3, 9)):
+        same(masked, library, (torch.randn(batch, length, 8), torch.randn(batch, length, 8)))
+    with pytest.raises(RuntimeError, match="size of input x in dimension 1 is 1, but must be at least 2"):
+        library(torch.randn(2, 1, 8), torch.randn(2, 1, 8))
 
 
 def test_a_program_that_does_otherwise_with_one(tmp_path: Path) -> None:
