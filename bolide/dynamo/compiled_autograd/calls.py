@@ -10,6 +10,7 @@ from typing import Protocol, cast
 import torch
 
 from bolide.dynamo.library.marks import allow_in_graph, disallow_in_graph
+from bolide.tracing.wrappers import is_made_of_parts
 
 Grad = torch.Tensor | None
 Size = int | torch.SymInt
@@ -81,10 +82,20 @@ def accumulate(one: Grad, other: Grad) -> Grad:
 
 def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool) -> Grad:
     """Add a gradient to ``variable.grad``, which is given back. Nothing happens without one."""
+    return (accumulate_into_wrapper if is_made_of_parts(variable) else _accumulate)(variable, grad, has_post_hooks)
+
+
+def _accumulate(variable: torch.Tensor, grad: Grad, has_post_hooks: bool) -> Grad:
     if grad is not None:
         formula = FORMULAS["AccumulateGrad"]
         (variable.grad,) = formula([grad], variable, variable.grad, has_post_hooks)
     return variable.grad
+
+
+@disallow_in_graph
+def accumulate_into_wrapper(variable: torch.Tensor, grad: Grad, has_post_hooks: bool) -> Grad:
+    """Called with a break: in captured code wrappers from outside have no ``grad``."""
+    return _accumulate(variable, grad, has_post_hooks)
 
 
 def call_hook(hook: Hook, value: object, *others: object) -> object:
