@@ -12,7 +12,7 @@ Sound only if no element is overwritten before its last read. A load of the oper
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bolide.inductor.ir.definitions import axis_var
@@ -34,6 +34,7 @@ from bolide.inductor.plan import (
 from bolide.inductor.plan.schemas import overload_of
 from bolide.inductor.runtime.results import gives_new_memory
 from bolide.inductor.schedule.stages import Buffer
+from bolide.symbolic import Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,15 @@ class _Use:
     direct: bool
 
 
-def reuse_in_place(steps: list[Step], kernels: list[Kernel], buffers: dict[str, Buffer]) -> list[Step]:
-    """The steps with every Alloc that can take the memory of an operand of its Launch replaced by a Reuse.
+def reuse_in_place(
+    steps: list[Step], kernels: list[Kernel], buffers: dict[str, Buffer], kept: Container[str] = ()
+) -> list[Step]:
+    """The steps with every Alloc that can take the memory of an operand of its Launch replaced by a Reuse, or, where
+    the operand has another shape, by a View of it, unless the new tensor or a view of it is `kept`.
 
     `steps` have their Free steps; `buffers` says dtype, shape and layout by name."""
     own = _memory_of_its_own(steps)
+    alone = {step.base for step in steps if isinstance(step, View) and step.name in kept}  # other memory than others'
     done = list(steps)
     for position, step in enumerate(steps):
         if isinstance(step, Launch):
@@ -62,7 +67,8 @@ def reuse_in_place(steps: list[Step], kernels: list[Kernel], buffers: dict[str, 
             freed = following.names if isinstance(following, Free) else ()
             dying = [name for name in freed if name in own and name not in made]
             if dying and kernel.batch == 1:  # a set of a batch may still read what another one writes
-                _reuse(done, position, kernel, dying, buffers)
+                told = {name: buffers[name] for name in (*made, *dying)}
+                _reuse(done, position, kernel, dying, told, {name for name in made if name in kept or name in alone})
     return done
 
 
@@ -88,8 +94,15 @@ def shared_memory(steps: Iterable[Step]) -> set[str]:
     return {name for step in calls for name in (*used_names(step), *defined_names(step))}
 
 
-def _reuse(steps: list[Step], position: int, kernel: Kernel, dying: list[str], buffers: dict[str, Buffer]) -> None:
-    """Replaces Allocs right before the Launch at `position`."""
+def _reuse(
+    steps: list[Step],
+    position: int,
+    kernel: Kernel,
+    dying: list[str],
+    buffers: dict[str, Buffer],
+    alone: Container[str],
+) -> None:
+    """Replaces Allocs right before the Launch at `position`. Those that are to be `alone` become no Views."""
     launch = steps[position]
     assert isinstance(launch, Launch)
     uses: dict[str, list[_Use]] = {}
@@ -98,13 +111,24 @@ def _reuse(steps: list[Step], position: int, kernel: Kernel, dying: list[str], b
         if not isinstance(step, (Alloc, Reuse)):
             return
         if isinstance(step, Alloc) and step.name in used_names(launch):
-            alike = [name for name in dying if buffers[name] == buffers[step.name]]
+            new = buffers[step.name]
+            alike = [
+                name for name in dying if buffers[name] == new or (step.name not in alone and _fits(buffers[name], new))
+            ]
             uses = uses or (_uses(kernel, launch.arguments) if alike else {})
             fitting = [name for name in alike if _harmless(uses.get(name, []), uses.get(step.name, []))]
             if fitting:  # what is stored before this may take the memory of what is loaded before
                 chosen = max(fitting, key=lambda name: max([use.positions for use in uses.get(name, [])], default=()))
-                steps[before] = Reuse(step.name, chosen)
+                whole = View(step.name, chosen, step.type, Expr.const(0))
+                steps[before] = Reuse(step.name, chosen) if buffers[chosen] == new else whole
                 dying.remove(chosen)
+
+
+def _fits(old: Buffer, new: Buffer) -> bool:
+    """Whether buffers of different shapes take the same memory."""
+    span, begin = new.span, new.layout.offset
+    same = (old.dtype, old.device, old.layout.offset, old.span) == (new.dtype, new.device, begin, span)
+    return same and begin == Expr.const(0)
 
 
 def overwrites_safely(kernel: Kernel, arguments: Sequence[str], homes: Mapping[str, str]) -> dict[str, bool]:

@@ -245,7 +245,7 @@ class StepWriter:
         steps = self.steps
         if batcher is not None:
             steps = batcher.batched(steps, kept, shared_memory(steps))
-        steps = reuse_in_place(free_early(steps, kept), self.kernels, self.ctx.buffers)
+        steps = reuse_in_place(free_early(steps, kept), self.kernels, self.ctx.buffers, kept)
         return Block(self.inputs, tuple(steps), tuple(returned))
 
 

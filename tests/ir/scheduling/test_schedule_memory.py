@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 import bolide
-from bolide.inductor.plan import Call, Free, Plan, Reuse, View, defined_names, used_names
+from bolide.inductor.plan import Call, Free, Launch, Plan, Reuse, View, defined_names, used_names
 from bolide.inductor.plan.steps import types_of
 from bolide.support import events
+from tests.plan_tools import plans
 from tests.schedule_tools import check
 
 R = torch.randn
@@ -34,6 +35,50 @@ def test_a_normalised_row_takes_the_memory_that_its_statistics_were_read_from():
     assert reused(graph) == 1
     graph = check(lambda a, b: torch.softmax(a @ b, 1), R(30, 20), R(20, 48), **LOOSE)
     assert reused(graph) == 1
+
+
+def taken(graph):
+    """How many kernels' results are in the memory of a product, of another shape."""
+    steps = graph.plan.steps
+    products = {name for step in steps if isinstance(step, Call) for name in defined_names(step)}
+    views = {step.name for step in steps if isinstance(step, View) and step.base in products}
+    return len(views.intersection([name for step in steps if isinstance(step, Launch) for name in step.arguments]))
+
+
+def test_a_result_of_another_shape_takes_the_memory_of_the_product_it_reads():
+    def layers(x, w, v):
+        return F.linear(F.gelu(F.linear(x, w)), v)
+
+    given = R(5, 60, 32), R(128, 32) / 32, R(32, 128) / 128
+    graph = check(layers, *given, **LOOSE)
+    assert taken(graph) == 1 and most_bytes(graph.plan) < 2 * 4 * 5 * 60 * 128
+    assert taken(check(lambda x, w, v: F.linear(F.layer_norm(F.linear(x, w), (128,)), v), *given, **LOOSE)) == 1
+
+
+def test_so_does_one_whose_size_is_symbolic():
+    def layers(x, w, v):
+        return F.linear(F.gelu(F.linear(x, w)), v)
+
+    compiled, (w, v) = bolide.compile(layers, dynamic=True), (R(128, 32) / 32, R(32, 128) / 128)
+    with plans() as found:
+        for length in (60, 40):
+            x = R(5, length, 32)
+            torch.testing.assert_close(compiled(x, w, v), layers(x, w, v), **LOOSE)
+    assert [taken(graph) for graph in found] == [1]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, w: F.gelu(F.linear(x, w)),  # a result is in memory of its own
+        lambda x, w: F.gelu(F.linear(x, w)).flatten(1),
+        lambda x, w: (lambda y: (y[0] @ w, y.flatten(1)))(F.gelu(F.linear(x, w))),
+        lambda x, w: (lambda p: F.gelu(p) + p.flip(0))(F.linear(x, w)) @ w,  # read at other places
+    ],
+)
+def test_results_and_what_is_still_read_take_no_memory_of_another_shape(program):
+    graph = check(program, R(5, 60, 128), R(128, 128) / 128, **LOOSE)
+    assert taken(graph) == 0
 
 
 @pytest.mark.parametrize(
