@@ -25,12 +25,13 @@ _SOURCE = "// The library was made without one.\n"
 
 def write_package(library: Path, device: str, path: Path) -> None:
     """A package with a library for a type of device."""
-    root, name = path.stem, uuid.uuid4().hex
+    root, name = path.stem, f"{uuid.uuid4().hex}.wrapper"  # newer loaders find the metadata by this
     folder = f"{root}/{_FOLDER}"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(f"{root}/archive_format", "pt2")
         archive.writestr(f"{root}/archive_version", "0")
         archive.writestr(f"{root}/byteorder", "little")
+        archive.writestr(f"{root}/version", "3\n")  # of PyTorch's files, whatever is in them
         archive.write(library, f"{folder}/{name}.so")
         archive.writestr(f"{folder}/{name}.cpp", _SOURCE)
         archive.writestr(f"{folder}/{name}_metadata.json", json.dumps({"AOTI_DEVICE_KEY": device}))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from torch import nn
+from torch.export.pt2_archive._package import load_pt2
 
 import bolide
 from bolide.aot import cpu, link
@@ -87,6 +88,16 @@ def test_pytorch_loads_a_package(tmp_path: Path) -> None:
         torch.testing.assert_close(result, plain(model, x))
         assert int(calls) == before + count
     assert {"layer.weight", "layer.bias", "norm.running_mean", "calls"} <= set(loader.get_constant_fqns())
+
+
+def test_pytorch_reads_a_package_as_its_archives(tmp_path: Path) -> None:
+    """As `torch._inductor.aoti_load_package` does: what it cannot read so it calls outdated, with a warning."""
+    path = bolide.aot_compile(model := net(), (torch.randn(5, 3),), path=tmp_path / "net.pt2")
+    with open(path, "rb") as file:
+        for source in (path, file):
+            contents = load_pt2(source)
+            result, _ = contents.aoti_runners["model"](x := torch.randn(5, 3))
+            torch.testing.assert_close(result, plain(model, x))
 
 
 def test_constants_are_updated_and_swapped(tmp_path: Path) -> None:
