@@ -172,10 +172,12 @@ def capture_whole(
     for effect in captured.effects:
         if may_assign and assigned(captured, effect) is not None:
             continue
+        key = effect.key.value if isinstance(effect.key, Recipe) else effect.key
+        told = f"{effect.kind} {key!r}" if isinstance(key, str) else effect.kind
         raise Unsupported(
-            f"the program has an effect that a graph cannot have ({effect.kind})",
+            f"the program has an effect that a graph cannot have ({told})",
             effect.where,
-            "return the value instead, or use bolide.compile",
+            "return the value instead, or use bolide.compile; what only its first call does needs one call before this",
             kind="attribute_write",
         )
     if captured.draws:

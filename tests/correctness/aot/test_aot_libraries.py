@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -344,6 +345,30 @@ def test_training_graphs_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(bolide.Unsupported):
         made(tmp_path, inside, (torch.randn(3),))
+
+
+class Prepared(nn.Module):
+    """Does something once, as models do that install hooks or settle an option."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__()
+        self.config, self.ready = config, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.config.problem is None:
+            self.config.problem = "regression"
+        if not self.ready:
+            self.ready = True
+        return x * 2
+
+
+@pytest.mark.parametrize(("problem", "name"), [(None, "problem"), ("regression", "ready")])
+def test_what_only_the_first_call_writes_is_named(problem: str | None, name: str, tmp_path: Path) -> None:
+    module, x = Prepared(SimpleNamespace(problem=problem)), torch.randn(3)
+    with pytest.raises(bolide.Unsupported, match=rf"(?s)an effect .* '{name}'.*first call does needs one call before"):
+        made(tmp_path, module, (x,))
+    module(x)
+    same(module, made(tmp_path, module, (x,)), (x,))
 
 
 def test_one_tensor_as_two_arguments_is_refused(tmp_path: Path) -> None:
