@@ -350,9 +350,9 @@ def test_training_graphs_are_refused(tmp_path: Path) -> None:
 class Prepared(nn.Module):
     """Does something once, as models do that install hooks or settle an option."""
 
-    def __init__(self, config: SimpleNamespace) -> None:
+    def __init__(self, config: SimpleNamespace, ready: bool) -> None:
         super().__init__()
-        self.config, self.ready = config, False
+        self.config, self.ready = config, ready
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.config.problem is None:
@@ -364,7 +364,7 @@ class Prepared(nn.Module):
 
 @pytest.mark.parametrize(("problem", "name"), [(None, "problem"), ("regression", "ready")])
 def test_what_only_the_first_call_writes_is_named(problem: str | None, name: str, tmp_path: Path) -> None:
-    module, x = Prepared(SimpleNamespace(problem=problem)), torch.randn(3)
+    module, x = Prepared(SimpleNamespace(problem=problem), problem is None), torch.randn(3)
     with pytest.raises(bolide.Unsupported, match=rf"(?s)an effect .* '{name}'.*first call does needs one call before"):
         made(tmp_path, module, (x,))
     module(x)
