@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bolide.symbolic import Size, hint_of, is_one, is_zero, product
+from bolide.symbolic import Size, contiguous_strides, hint_of, is_one, is_zero, product
 from bolide.tracing.meta import TensorMeta
 from bolide.tracing.rules.common import (
     Ints,
@@ -237,6 +237,37 @@ def _pdist(x: TensorMeta, p: float = 2) -> TensorMeta:
 @rule("_pdist_backward")
 def _pdist_backward(grad: TensorMeta, x: TensorMeta, *_: object) -> TensorMeta:
     return row_major(x)
+
+
+# ---- decompositions: meta kernels have the strides of a GPU's ----
+
+
+def _columns(x: TensorMeta, shape: tuple[Size, ...], dtype: torch.dtype | None = None) -> TensorMeta:
+    """A new batch of matrices by columns."""
+    *batch, rows, columns = shape
+    *steps, last, one = contiguous_strides((*batch, columns, rows))
+    return fresh(shape, dtype or x.dtype, x.device, (*steps, one, last))
+
+
+@rule_of_symbols(aten._linalg_svd.default)
+def _svd(x: TensorMeta, full: bool = False, compute_uv: bool = True, **_: object) -> tuple[TensorMeta, ...]:
+    require(x.ndim >= 2, "linalg.svd: The input tensor A must have at least 2 dimensions.")
+    *batch, rows, columns = x.shape
+    count = min(rows, columns)
+    values = row_major(x, (*batch, count), x.dtype.to_real())
+    if not compute_uv:
+        return row_major(x, (0,)), values, row_major(x, (0,))
+    right = (*batch, columns if full else count, columns)
+    left = _columns(x, (*batch, rows, rows if full else count))
+    return left, values, _columns(x, right) if x.device.type == "cpu" else row_major(x, right)
+
+
+@rule_of_symbols(aten.linalg_eig.default)
+def _eig(x: TensorMeta) -> tuple[TensorMeta, TensorMeta]:
+    require(x.ndim >= 2 and not differ(x.shape[-1], x.shape[-2]), "linalg.eig: A must be batches of square matrices")
+    dtype = x.dtype.to_complex()
+    vectors = _columns(x, x.shape, dtype) if x.device.type == "cpu" else row_major(x, dtype=dtype)
+    return row_major(x, x.shape[:-1], dtype), vectors
 
 
 # ---- rearrangements of images -------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bolide
 from bolide.tracing import TensorMeta
 from bolide.tracing.meta import meta_of
-from bolide.tracing.rules import RULES, infer
+from bolide.tracing.rules import RULES, answers, infer
 from tests.opdb_tools import OPERATIONS, rearranged
 
 LAID_OUT_OTHERWISE = 60  # operations of a run
@@ -221,6 +221,63 @@ def test_rules_agree_with_eager_on_operands_laid_out_otherwise() -> None:
                     _derived(info.op(*arguments[0], **arguments[1]), arguments, rng)
     assert not compare.wrong, "\n".join(compare.wrong[:5])
     assert compare.asked
+
+
+SIZED_BY_DATA = {"masked_select", "equal", "_unique", "_unique2", "bincount", "nonzero", "_ctc_loss", "allclose"}
+SIZED_BY_DATA.add("native_batch_norm")  # where statistics are given: no kernel of ATen's is called
+
+
+class _CompareLarge(_Compare):
+    """Operations that no rule tells are asked as they are for large tensors: of meta kernels."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        taken = func.name() in RULES or func._opname in SIZED_BY_DATA or func.namespace != "aten"
+        writes = any(argument.alias_info for argument in func._schema.arguments)
+        wanted = _known(result)
+        if not taken and not writes and not self.inside:
+            self.inside, told = True, wanted
+            with contextlib.suppress(Exception):
+                told = infer(func, _known(args), {name: _known(value) for name, value in (kwargs or {}).items()})
+            self.inside, self.asked = False, self.asked + 1
+            given, said = ([each] if isinstance(each, TensorMeta) else each for each in (wanted, told))
+            if isinstance(given, list) and self.comparable(list(said), given) != self.comparable(given, given):
+                self.wrong.append(f"{func} on {_known(args)}:\n  told  {told}\n  eager {wanted}")
+        return result
+
+    inside = False
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_meta_kernels_agree_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They speak for a GPU's, and are asked about large tensors. Random operations, and those that were wrong."""
+    monkeypatch.setattr(TensorMeta, "is_small", lambda self, most: False)
+    monkeypatch.setattr(answers, "remember", False)
+    compare = _CompareLarge(_meaningful)
+    for info in [*random.sample(OPERATIONS, LAID_OUT_OTHERWISE), *(o for o in OPERATIONS if o.name == "linalg.eig")]:
+        for dtype in {torch.float32, torch.int64} & info.supported_dtypes("cpu"):
+            grad = info.supports_autograd and dtype is not torch.int64
+            for sample in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=grad), 6):
+                with compare, contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError):
+                    _run(info, sample)
+    assert not compare.wrong, "\n".join(compare.wrong[:5])
+    assert compare.asked
+
+
+@pytest.mark.filterwarnings("error::bolide.support.errors.BolideWarning")
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("shape", [(200, 200), (200, 130), (130, 200), (2, 120, 110)])
+def test_decompositions_of_large_matrices_lie_as_in_eager(shape: tuple[int, ...], dynamic: bool | None) -> None:
+    programs: list[Callable[[torch.Tensor], Any]] = [
+        lambda x: torch.linalg.svd(x, full_matrices=False),
+        torch.linalg.svd,
+        torch.linalg.svdvals,
+        lambda x: torch.linalg.eig(x[..., :110, :110]),
+    ]
+    for program in programs:
+        x = torch.randn(shape, dtype=random.choice([torch.float32, torch.complex64]))
+        pairs = zip(bolide.compile(program, dynamic=dynamic)(x), program(x), strict=True)
+        assert all(mine.stride() == theirs.stride() and mine.dtype is theirs.dtype for mine, theirs in pairs)
 
 
 def _derived(result: Any, arguments: Any, rng: random.Random) -> None:
