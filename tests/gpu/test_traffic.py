@@ -167,3 +167,29 @@ def test_indices_of_calls_are_not_looked_at_before(again: bool) -> None:
     program = lower(graph_of(reduced, [x, index, source])[0], machine=HOPPER)
     calls = [str(definition.op) for definition in program.definitions if isinstance(definition, Extern)]
     assert "aten.scatter_reduce.two" in calls and len(calls) == 1 + again, calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_that_are_no_whole_numbers_of_128_bits_are_stored_one_after_the_other(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu_emulated.emulate(monkeypatch.setattr)
+    rows, columns = int(torch.randint(2, 9, ())), 2 * int(torch.randint(5, 40, ())) + 1
+    x, y = torch.randn(3, rows, columns).to(dtype), torch.randn(3, rows, 16).to(dtype)
+    programs: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+        lambda x, y: F.pad(x, (1, 1, 2, 1)),
+        lambda x, y: F.pad(x, (3, 5), mode="reflect"),
+        lambda x, y: torch.cat([x, y, x], -1).relu(),
+        lambda x, y: x + x[0, 0],
+        lambda x, y: x.flip(-1) * 2,
+        lambda x, y: x * x.exp() + x.roll(1, 0) * x[:1] + x[0, 0] + x[1, 0] + x.flip(0),
+        lambda x, y: F.max_pool2d(x, 2, 1),
+    )
+    for program in programs:
+        torch.testing.assert_close(bolide.compile(program)(x, y), program(x, y))
+    for program in programs[:6]:
+        assert "one after the other" in str(bolide.explain(program)(x, y))
+    for length in (64, 3):
+        assert "one after the other" not in str(
+            bolide.explain(lambda x, y: y * y[0])(x, torch.randn(6, length).to(dtype))
+        )

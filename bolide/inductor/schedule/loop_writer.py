@@ -34,7 +34,7 @@ from bolide.inductor.ir.scalar_ops import DRAWS
 from bolide.inductor.ir.walks import loads_of, rewriter, roots_of, substitute, with_roots
 from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.inline import cast, select
-from bolide.inductor.schedule.nest import Schedule, choose_schedule, cut, in_teams, in_warps
+from bolide.inductor.schedule.nest import Schedule, choose_schedule, cut, in_teams, in_warps, one_after_another
 from bolide.inductor.schedule.scratch import Pass, save_across_passes
 from bolide.inductor.schedule.stages import Buffer, Group, Parts, Stage
 from bolide.symbolic import Expr
@@ -57,13 +57,7 @@ def schedule_of(
     nodes = _nodes(pieces)
     targets = frozenset(piece.target for piece in pieces if piece.target is not None)
     schedule = choose_schedule(group, _addresses(pieces, nodes), targets, _indices(nodes), machine)
-    if schedule.rename:
-        renamed = dict(schedule.rename)
-        new = substitute(renamed)
-        pieces = [
-            Piece(with_roots(piece.stage, new), None if piece.target is None else piece.target.subs(renamed))
-            for piece in pieces
-        ]
+    pieces = _renamed(pieces, dict(schedule.rename))
     if machine.device == "cuda":
         picks = any(piece.stage.position is not None for piece in pieces)
         scans = any(piece.stage.scan for piece in pieces)
@@ -71,8 +65,26 @@ def schedule_of(
         schedule = in_warps(schedule) if sorts else in_teams(schedule, machine, picks, sizes, scans)
     if schedule.inner:
         return schedule, pieces
-    stores = [_store(piece.stage, piece.target) for piece in pieces if piece.target is not None]
-    return cut(schedule, stores, machine), pieces
+    schedule = cut(schedule, _stores_of(pieces), machine)
+    if machine.device != "cuda" or schedule.blocks:
+        return schedule, pieces
+    schedule, step = one_after_another(schedule, _stores_of(pieces))
+    return schedule, _renamed(pieces, step)
+
+
+def _stores_of(pieces: list[Piece]) -> list[Store]:
+    return [_store(piece.stage, piece.target) for piece in pieces if piece.target is not None]
+
+
+def _renamed(pieces: list[Piece], axes: Mapping[str, Expr]) -> list[Piece]:
+    """The pieces over other axes."""
+    if not axes:
+        return pieces
+    new = substitute(axes)
+    return [
+        Piece(with_roots(piece.stage, new), None if piece.target is None else piece.target.subs(axes))
+        for piece in pieces
+    ]
 
 
 def kernel_of(

@@ -18,6 +18,9 @@ from bolide.symbolic import Expr
 
 FAR = 1 << 60  # the stride of a symbolic or irregular access, for sorting
 ONE_THREAD = 1 << 60  # a grain that no work reaches
+WIDEST = 16  # bytes that a GPU's thread stores at a time
+_MOST_PLACES = 1 << 30  # that are divided as integers of 32 bits
+_MOST_APART = 8  # loads of elements that do not follow one another as stores do
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +220,36 @@ def in_warps(schedule: Schedule) -> Schedule:
     """The schedule of a kernel that sorts rows: a warp each."""
     (axis,) = schedule.inner
     return replace(schedule.with_vector(axis.name, "it is sorted"), team=WARP)
+
+
+def one_after_another(schedule: Schedule, stores: Sequence[Store]) -> tuple[Schedule, Mapping[str, Expr]]:
+    """The schedule of a GPU's kernel of these stores alone with its last two axes as one, and what became of them:
+    where what is stored has no gaps, but rows are no whole numbers of 128 bits (borders, odd lengths), a thread stores
+    these all the same. (H200, bfloat16, scores of 197 × 197 and a mask: 0.90 ms, 3.99 row by row.)"""
+    if len(schedule.outer) < 2 or schedule.outer[-1].kind != "vector" or schedule.outer[-2].kind != "parallel":
+        return schedule, {}
+    *rest, far, near = schedule.outer
+    length, count = (axis.extent.value if axis.extent.is_const else 0 for axis in (near, far))
+    lanes = WIDEST // max([store.value.dtype.itemsize for store in stores], default=WIDEST)
+    if not (length >= lanes and length % lanes and 1 < count < _MOST_PLACES // length):
+        return schedule, {}
+    follow = all(
+        store.mode == "set"
+        and not store.operands
+        and _stride(store.access.index, near.name) == 1
+        and _stride(store.access.index, far.name) == length
+        for store in stores
+    )
+    joint = Axis(near.name, near.extent * far.extent, "vector")
+    place = axis_var(joint.name, joint.extent)
+    step = {far.name: place // length, near.name: place % length}
+    loads = [*loads_of(roots_in(stores))]
+    apart = [load for load in loads if _stride(load.arg.index.subs(step), joint.name) != 1]
+    if not follow or any(len(load.src) > load.arg.masked for load in loads) or len(apart) > _MOST_APART:
+        return schedule, {}
+    axes = tuple({**{name: value.subs(step) for name, value in schedule.rename}, **step}.items())
+    why = f"{far.name}, {near.name}: one after the other, as rows of {length} are no multiple of {lanes}"
+    return replace(schedule, outer=(*rest, joint), rename=axes, why=(*schedule.why, why)), step
 
 
 def _with_team(

@@ -421,7 +421,7 @@ def test_a_result_in_the_memory_of_an_operand(team: int) -> None:
 def test_neighbours_that_read_by_quotients_and_rests(dtype: torch.dtype) -> None:
     """Where a thread takes several: of divisors that divide their number or do not, wherever the first one is."""
     n = 96
-    for divisor in (2, 3, 4, 8):
+    for divisor in (2, 3, 4, 8, 11, 37):
         shift, other = (int(torch.randint(-20, 20, ())) for _ in range(2))
         i, j = var("i", 3), var("j", n)
         quotient, rest = (j + 24 + shift) // divisor, (j + i * 8 + 24 + other) % divisor

@@ -142,13 +142,28 @@ class ThreadValues(FunctionValues):
         if not one_by_one or self.varying & whole.free_vars != {self.vector} or divisor.value <= 0:
             return super().lane_atom(atom, kind)
         if multiple_of(whole - rest, {self.vector: self.lanes}) % divisor.value:
-            return super().lane_atom(atom, kind)
+            few = divisor.value < self.lanes or not (fits(whole.terms, rest) and kind == "i32")
+            return super().lane_atom(atom, kind) if few else self._lanes_over(atom, whole, divisor)
         known = [divmod(lane + rest, divisor.value)[atom.kind == "%"] for lane in range(self.lanes)]
         lanes = Value(self.b, "<" + ", ".join([f"{kind} {number}" for number in known]) + ">", kind, self.lanes)
         if atom.kind == "%":
             return lanes
         first = self.scalar((whole - rest) // divisor)
         return self.wide(first if kind == "i64" else self.b.convert("trunc", first, kind)) + lanes
+
+    def _lanes_over(self, atom: Atom, whole: Expr, divisor: Expr) -> Value:
+        """Quotients or rests of neighbours, of which at most one is a multiple of the divisor: one division for all."""
+        key = ("lanes over", whole, divisor)
+        if (known := self.recall(key)) is None:
+            b = self.b
+            first = b.convert("trunc", self.scalar(whole % divisor), "i32")
+            rests = b.splat(first, self.lanes) + b.lane_numbers("i32", self.lanes)
+            known = self.remember(key, rests)
+        over = self.b.compare("icmp sge", known, divisor.value)
+        if atom.kind == "%":
+            return self.b.select(over, known - divisor.value, known)
+        quotient = self.b.convert("trunc", self.scalar(whole // divisor), "i32")
+        return self.b.splat(quotient, self.lanes) + self.b.convert("zext", over, "i32")
 
     def atom(self, atom: Atom) -> Value:
         """Divisions take 32 bits where these are enough: of 64 bits, they are long functions."""
