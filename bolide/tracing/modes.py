@@ -134,6 +134,11 @@ def _is_cpu_by_default(mode: object) -> bool:
     return is_device_context(mode) and mode.device.type == "cpu"  # type: ignore[attr-defined]
 
 
+def asked() -> tuple[bool, bool]:
+    """Whether torch asks the classes of tensors what its functions return, and whether it asks nobody."""
+    return _native._is_torch_function_enabled(), _native._is_torch_function_all_disabled()
+
+
 class AskingMode(TorchFunctionMode):
     """Stands on torch's stack for a function mode of a program, whose code is interpreted when torch asks it.
 

@@ -215,10 +215,12 @@ class FunctionModes:
 @dataclass
 class Modes:
     """Torch's modes as they were at the beginning; the setters of those that are one for all threads and that the
-    program changes; the native context managers that are entered now; and the function modes."""
+    program changes; the native context managers that are entered now; the function modes; and whom torch asked at the
+    beginning (`modes.asked`)."""
 
     functions: FunctionModes
     before: list[modes.Setting] = field(default_factory=list)
+    asked: tuple[bool, bool] = field(default_factory=modes.asked)
     setters: set[Callable[..., object]] = field(default_factory=set)
     entered: list[Any] = field(default_factory=list)
 

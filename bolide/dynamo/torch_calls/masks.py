@@ -16,6 +16,7 @@ import torch
 
 from bolide.dynamo.guards.texts import is_plain_subclass
 from bolide.dynamo.library.handlers import Args, answers
+from bolide.dynamo.library.standard import ask
 from bolide.dynamo.machine.calls import NATIVE
 from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.machine.native_calls import for_real
@@ -26,7 +27,7 @@ from bolide.dynamo.torch_calls.subclasses import as_leaf, as_program_sees, is_wr
 from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.world.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
-from bolide.tracing import STANDS_FOR, TracedTensor, is_mask, unmasked
+from bolide.tracing import STANDS_FOR, TracedTensor, is_mask, modes, unmasked
 
 _native: Any = torch._C
 _DISABLED = (_native._disabled_torch_function_impl, _native._disabled_torch_dispatch_impl)
@@ -130,8 +131,22 @@ def _has_plain(args: Args) -> bool:
 # ---- making them -----------------------------------------------------------------------------------------------------
 
 
+def _rely_on_asked(vm: Machine) -> None:
+    """What the program does depends on whom torch asks."""
+    if vm.world.guards.first(modes.asked):
+        source = Source("apply", Source("object", None, None, modes.asked), (), ask)
+        vm.world.guards.add(source, "equals", vm.modes.asked)
+
+
+@answers(torch._C._is_torch_function_enabled, torch._C._is_torch_function_all_disabled)
+def _whom_torch_asks(vm: Machine, *_: object) -> object:
+    _rely_on_asked(vm)
+    return NATIVE
+
+
 def _masked(vm: Machine, tensor: TracedTensor, cls: Any) -> Any:
     """`tensor` as one of class `cls`."""
+    _rely_on_asked(vm)
     tensor.__class__ = mask = _mask(vm, cls)
     tensor.attributes = {}
     vm.world.inputs.masked[id(tensor)] = tensor, mask

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import importlib
+import random
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import bolide
 
@@ -323,3 +327,44 @@ def test_methods_of_a_wrapper_that_torch_calls(name: str, inside: bool, monkeypa
         else:
             outcome(compiled)  # how it is put together is the compiler's question
     assert outcome(compiled) == before
+
+
+class Doubling(torch.Tensor):
+    """Twice as much comes of `sin`, where torch asks."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result * 2 if func is torch.Tensor.sin else result
+
+
+def _told(x: torch.Tensor) -> Any:
+    return x + 1, torch._C._is_torch_function_enabled(), torch._C._is_torch_function_all_disabled()
+
+
+def _made_inside(x: torch.Tensor) -> Any:
+    return x.as_subclass(Doubling).sin() + 1
+
+
+def _switched_inside(x: torch.Tensor) -> Any:
+    y: Any = x.as_subclass(Doubling)
+    with torch._C.DisableTorchFunctionSubclass():
+        first = y.sin() + 1, _told(x)
+    return first, y.sin() + 1, _told(x)
+
+
+@pytest.mark.parametrize("fn", [_told, _made_inside, _switched_inside])
+def test_whom_torch_asks_is_guarded(fn: Callable[[torch.Tensor], Any]) -> None:
+    """Classes of tensors are asked, or they are not, or nobody is: in any order, and again without a new version."""
+    compiled: Any = bolide.compile(fn, fullgraph=True)
+    states = [contextlib.nullcontext, torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction]
+    random.shuffle(states)
+    for state in states * 2:
+        x = torch.randn(3)
+        with state():
+            expected, actual = fn(x), compiled(x)
+        for one, other in zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True):
+            assert type(one) is type(other)
+            with torch._C.DisableTorchFunction():
+                assert torch.allclose(one, other) if isinstance(one, torch.Tensor) else one is other
+    assert len(compiled._bolide.entries) == 3
