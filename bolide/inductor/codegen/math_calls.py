@@ -10,16 +10,16 @@ from bolide.inductor.codegen import math32
 from bolide.inductor.codegen.builder import Value
 from bolide.support.symbols import symbol_address
 
-#: The functions, for float32 and float64 alike, and Sleef's suffix for its accuracy ("": not Sleef's).
-MATH_CALLS: dict[str, str] = {
-    **dict.fromkeys(("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan"), "u10"),
-    **dict.fromkeys(("asin", "acos", "atan", "sinh", "cosh", "tanh", "atanh", "erf", "lgamma", "pow", "atan2"), "u10"),
-    "erfc": "u15",
-    "hypot": "u05",
-    "fmod": "",
-    "nextafter": "",
-    "acosh": "",
-    "asinh": "",  # Sleef's overflow above 1e19
+#: The functions, for float32 and float64 alike, and Sleef's suffix for its accuracy (None: not Sleef's).
+MATH_CALLS: dict[str, str | None] = {
+    **dict.fromkeys(("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan"), "_u10"),
+    **dict.fromkeys(("asin", "acos", "atan", "sinh", "cosh", "tanh", "atanh", "erf", "lgamma", "pow", "atan2"), "_u10"),
+    "erfc": "_u15",
+    "hypot": "_u05",
+    "fmod": "",  # exact, but where the quotient overflows: NaN, as in eager
+    "nextafter": None,
+    "acosh": None,
+    "asinh": None,  # Sleef's overflow above 1e19
 }
 
 
@@ -65,8 +65,8 @@ def _call(op: str, args: tuple[Value, ...]) -> Value:
     accuracy = MATH_CALLS[op]
     b, kind = args[0].b, args[0].scalar
     width = b.target.sleef_f64 if kind == "double" else b.target.sleef_f32
-    name = f"Sleef_{op}{'d' if kind == 'double' else 'f'}{width}_{accuracy}"
-    if not width or not accuracy or symbol_address(name) is None:
+    name = f"Sleef_{op}{'d' if kind == 'double' else 'f'}{width}{accuracy}"
+    if not width or accuracy is None or symbol_address(name) is None:
         library = op if kind == "double" else op + "f"
         return _by_lane(lambda *one: b.call(library, one, kind), args)
     return b.in_chunks(lambda *chunk: b.call(name, chunk, kind, width), width, args)

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "ir"))
 from kernel_tools import f32, load, loop, op, param, run, store, var
 
+import bolide
 from bolide.inductor.codegen.instructions import INSTRUCTIONS
 from bolide.inductor.codegen.math32 import INLINE
 from bolide.inductor.codegen.math_calls import MATH_CALLS
@@ -140,3 +145,46 @@ def test_special_values(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(apply(name, x), getattr(torch, name)(x), equal_nan=True)
     zeros = torch.tensor([0.0, -0.0], dtype=dtype)
     assert torch.equal(apply(name, zeros).signbit(), getattr(torch, name)(zeros).signbit())
+
+
+def seconds(function: Callable[..., object], args: list[torch.Tensor]) -> float:
+    """What a warm call takes at least."""
+    function(*args)
+    taken = []
+    for _ in range(15):
+        start = time.perf_counter()
+        function(*args)
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+def in_time(function: Any, args: list[torch.Tensor]) -> bool:
+    compiled = bolide.compile(function)
+    return any(seconds(compiled, args) < 4 * seconds(function, args) + 2e-5 for _ in range(4))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """On a machine with other work threads wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_no_operation_takes_many_times_what_it_takes_in_eager(dtype: torch.dtype) -> None:
+    """Such as one that the C library is asked for number by number, where eager has a function of vectors."""
+    slow = []
+    for name in random.sample([name for name in SCALAR_OPS if SCALAR_OPS[name].result != "own"], 12):
+        known = SCALAR_OPS[name]
+        assert known.evaluate
+        args = [(torch.rand(1 << 15) * 50 + 1).to(dtype) for _ in range(known.operands)]
+        try:
+            known.evaluate(*args)
+        except (RuntimeError, NotImplementedError):
+            continue  # not of such numbers
+        if not in_time(known.evaluate, args):
+            slow.append(name)
+    assert not slow, slow
