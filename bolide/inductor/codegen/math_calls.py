@@ -16,7 +16,7 @@ MATH_CALLS: dict[str, str | None] = {
     **dict.fromkeys(("asin", "acos", "atan", "sinh", "cosh", "tanh", "atanh", "erf", "lgamma", "pow", "atan2"), "_u10"),
     "erfc": "_u15",
     "hypot": "_u05",
-    "fmod": "",  # exact, but where the quotient overflows: NaN, as in eager
+    "fmod": "",  # exact, but where the quotient overflows: NaN, as in eager's vectors
     "nextafter": None,
     "acosh": None,
     "asinh": None,  # Sleef's overflow above 1e19
@@ -66,7 +66,8 @@ def _call(op: str, args: tuple[Value, ...]) -> Value:
     b, kind = args[0].b, args[0].scalar
     width = b.target.sleef_f64 if kind == "double" else b.target.sleef_f32
     name = f"Sleef_{op}{'d' if kind == 'double' else 'f'}{width}{accuracy}"
-    if not width or accuracy is None or symbol_address(name) is None:
+    alone = op == "fmod" and args[0].lanes == 1  # exact, as Python's and eager's of one number
+    if not width or alone or accuracy is None or symbol_address(name) is None:
         library = op if kind == "double" else op + "f"
         return _by_lane(lambda *one: b.call(library, one, kind), args)
     return b.in_chunks(lambda *chunk: b.call(name, chunk, kind, width), width, args)

@@ -407,10 +407,16 @@ def _constant_pad_nd(x: TensorMeta, pad: Ints, value: object = 0) -> TensorMeta:
             if may_be_negative(added):
                 require(shape[dim] + added >= 0, "narrow(): length must be non-negative.")
         shape[dim] = shape[dim] + before + after
-    if all(extent.__class__ is int and extent <= 0 for extent in pad):  # a copy of the narrowed tensor
+    usual = same_sizes(x.stride, in_suggested_format(x).stride)  # the strides of a copy as well
+    if not usual and all(map(_adds_nothing, pad)):  # a copy of the narrowed tensor
         stride = like_strides(_strided(x, shape, x.stride))
         return TensorMeta(tuple(shape), stride, 0, x.dtype, x.device)
     return in_suggested_format(x, tuple(shape))
+
+
+def _adds_nothing(extent: Size) -> bool:
+    nothing = extent <= 0
+    return not is_undecided(nothing) and bool(nothing)
 
 
 @rule("flip")
