@@ -407,7 +407,8 @@ def _constant_pad_nd(x: TensorMeta, pad: Ints, value: object = 0) -> TensorMeta:
             if may_be_negative(added):
                 require(shape[dim] + added >= 0, "narrow(): length must be non-negative.")
         shape[dim] = shape[dim] + before + after
-    usual = same_sizes(x.stride, in_suggested_format(x).stride)  # the strides of a copy as well
+    symbolic = any(extent.__class__ is torch.SymInt for extent in pad)
+    usual = symbolic and same_sizes(x.stride, in_suggested_format(x).stride)  # the strides of a copy: no need to ask
     if not usual and all(map(_adds_nothing, pad)):  # a copy of the narrowed tensor
         stride = like_strides(_strided(x, shape, x.stride))
         return TensorMeta(tuple(shape), stride, 0, x.dtype, x.device)
