@@ -59,6 +59,7 @@ RARE = (
     "bolide.tracing.recording.composites",
     "bolide.tracing.recording.masks",
     "bolide.functorch.passes.masks",
+    "bolide.functorch.passes.places",
     "bolide.inductor.search",
     "bolide.inductor.saved",
     "bolide.inductor.plan.codec",

@@ -47,7 +47,7 @@ INTERPRETED = tuple(
         "torch.nn.attention.flex_attention torch.signal.windows. "
         "torch._functorch.functional_call.stack_module_state torch.nn.parameter "
         "torch._tensor.Tensor.__torch_function__ torch._tensor._convert torch.utils._pytree "
-        "torch._dynamo.external_utils torch.utils.checkpoint torch.utils.hooks.RemovableHandle torch.random.fork_rng "
+        "torch._dynamo.external_utils torch._dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex. torch.utils.checkpoint torch.utils.hooks.RemovableHandle torch.random.fork_rng "
         "torch.optim torch.ao torch.amp.grad_scaler torch.testing._internal.two_tensor torch.typename "
         "torch.utils._python_dispatch.transform_subclass torch.overrides.TorchFunctionMode. torch.overrides._push_mode "
         "torch.overrides.BaseTorchFunctionMode. "

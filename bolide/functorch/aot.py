@@ -18,6 +18,7 @@ from bolide.functorch.graphs import (
     GraphCompiler,
     GraphInfo,
     Runner,
+    aten,
     give,
     is_size,
     is_tensor,
@@ -28,7 +29,7 @@ from bolide.functorch.joint import finish_inference, finish_joint, parameters_of
 from bolide.functorch.partitioners import Joint, Partition, Strategy, forward_nodes, partition
 from bolide.functorch.passes import INFERENCE_PASSES, PASSES, Pass, run_passes
 from bolide.functorch.passes.freezing import Frozen, freeze, split_constants
-from bolide.functorch.passes.norms import narrow_places, split_norms
+from bolide.functorch.passes.norms import split_norms
 from bolide.functorch.runtime.histories import histories
 from bolide.functorch.runtime.memory import saved_values
 from bolide.functorch.runtime.missing import with_presence, without_tangents
@@ -292,7 +293,10 @@ def _differentiated(
     if not request.plain and request.strategy != "default":  # which saves what eager saves
         forward, shapes = forward_nodes(joint), trace.shapes if trace.has_symbols else None
         split_norms(joint.graph, forward, shapes)
-        narrow_places(joint.graph, forward, shapes)
+        if pools := list(joint.graph.find_nodes(op="call_function", target=aten.max_pool2d_with_indices.default)):
+            from bolide.functorch.passes import places
+
+            places.narrow(pools, forward, shapes)
     run_passes(joint.graph, request.name)
     parts = partitioned(joint, request.strategy)
     if events.subscribers:

@@ -279,7 +279,8 @@ def cut(needs: Needs, saving: Callable[[fx.Node], float] | None = None) -> Cut:
 def price_of_saving(node: fx.Node, needs: Needs) -> float:
     """Reading the value back, and writing it if the forward does not anyway. Of an input, which takes no memory, what
     its readers read of it, but two are still read rather than one value of theirs written and read. What is exposed is
-    not saved: autograd would refuse a backward after a write to it.
+    not saved: autograd would refuse a backward after a write to it. (The scores of a loss are not counted as exposed,
+    `passes.norms`: not to save them would make the backward keep a second value of their size.)
     """
     if node in needs.exposed:
         return INFINITE

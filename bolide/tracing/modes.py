@@ -192,8 +192,9 @@ def is_device_context(mode: object) -> bool:
 
 
 def is_foreign(mode: object) -> bool:
-    """Whether the code of a function mode is not captured: torch's own, and ours."""
-    if is_device_context(mode):
+    """Whether the code of a function mode is not captured: torch's own, and ours. That of a default device is answered,
+    and the one that libraries enter to build masks of attention (`TransformGetItemToIndex`) is a program's like any."""
+    if is_device_context(mode) or type(mode).__module__ == "torch._dynamo._trace_wrapped_higher_order_op":
         return False
     asked = type(mode).__torch_function__  # type: ignore[attr-defined]
     if type(asked) is not types.FunctionType:

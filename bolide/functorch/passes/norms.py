@@ -5,8 +5,6 @@ full to have the result again. Pointwise readers in the backward therefore read 
 statistics, which are saved for the norm's own backward anyway, so the result itself need not be saved. A log-softmax
 becomes its formula: its statistics are the largest of each row and the logarithm of a sum. What it is made of is marked
 as ``meta["scores"]`` where nobody else sees the result: of a large vocabulary both would take much memory.
-
-Places of maxima, which are saved as well, take 16 bits where a kernel reads them.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from bolide.functorch.cost import fuses
 from bolide.functorch.graphs import aten, is_getitem, is_view, root
 from bolide.symbolic import ShapeEnv, contiguous_strides
 from bolide.tracing import TensorMeta
-from bolide.tracing.libraries import policy_of
 from bolide.tracing.rules import infer
 
 
@@ -167,49 +164,3 @@ def _is_plain(x: Any, out: fx.Node, mean: fx.Node, any_layout: bool) -> bool:
     if any(meta.dtype not in (torch.float32, torch.float64) for meta in metas):
         return False
     return all(meta.stride == contiguous_strides(meta.shape) for meta in metas[:2])
-
-
-# ---- places of maxima -----------------------------------------------------------------------------------------------
-
-
-def narrow_places(graph: fx.Graph, forward: set[fx.Node], shapes: ShapeEnv | None = None) -> fx.Graph:
-    """Lets the gradient of a pooling's maxima read their places, which nobody else reads, from a copy of fewer bits.
-    `forward`: the nodes that the forward computes."""
-    for pool in graph.find_nodes(op="call_function", target=aten.max_pool2d_with_indices.default):
-        x: TensorMeta = pool.args[0].meta["val"]  # type: ignore[union-attr]
-        if not (policy_of(x.device).narrows_places and _fits(x) and _is_kernel(*pool.args[1:])):
-            continue
-        for places in [user for user in pool.users if user.args[1] == 1]:
-            readers = list(places.users)
-            if not all(_is_gradient(reader) and reader not in forward for reader in readers):
-                continue
-            write = Writer(places.next, shapes)
-            narrow = write(aten._to_copy.default, places, dtype=torch.int16)
-            wide = write(aten._to_copy.default, narrow, dtype=torch.int64)
-            for reader in readers:
-                reader.replace_input_with(places, wide)
-    return graph
-
-
-def _fits(x: TensorMeta) -> bool:
-    """Whether 16 bits hold the places in a plane of `x`."""
-    rows, columns = x.shape[-2:]
-    return isinstance(rows, int) and isinstance(columns, int) and rows * columns <= 1 << 15
-
-
-def _is_gradient(node: fx.Node) -> bool:
-    return node.target is aten.max_pool2d_with_indices_backward.default
-
-
-def _is_kernel(kernel: object, stride: object = (), padding: object = 0, dilation: object = 1, *_: object) -> bool:
-    """Whether windows are small, and few of them meet (`inductor.lowering.pooling`)."""
-    sizes, steps, apart = _pair(kernel), _pair(stride or kernel), _pair(dilation)
-    if sizes is None or steps is None or apart != (1, 1):
-        return False
-    return max(sizes) <= 5 and all(1 <= step <= 2 and size <= 2 * step for size, step in zip(sizes, steps))
-
-
-def _pair(value: object) -> tuple[int, int] | None:
-    """The two numbers that a size or a list of sizes stands for; None if they are symbols."""
-    first, *_, last = value if isinstance(value, (list, tuple)) and len(value) > 1 else (value, value)
-    return (first, last) if isinstance(first, int) and isinstance(last, int) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -210,3 +211,28 @@ def test_modes_of_torchs_own_are_refused_by_name() -> None:
     compiled = bolide.compile(lambda x: x + 1, fullgraph=True)
     with Foreign(), pytest.raises(Unsupported, match=r"not captured.*Foreign"):
         compiled(1)
+
+
+def test_masks_of_attention_are_built_by_the_mode_of_transformers() -> None:
+    """`TransformGetItemToIndex`: inside of `vmap`, `x[i]` reads by a tensor of indices."""
+    tracing = "torch._dynamo._trace_wrapped_higher_order_op"
+    mode = importlib.import_module(tracing).TransformGetItemToIndex
+
+    def program(scores: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        def score(row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+            return torch.where(groups[row] == groups[column], scores[row, column] * scores[0, 1], -row)
+
+        places = torch.arange(len(scores))
+        with mode():
+            return torch.vmap(torch.vmap(score, in_dims=(None, 0)), in_dims=(0, None))(places, places)
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for size in (5, 7, 4, 9):
+        groups = torch.randint(3, (size,))
+        ours, theirs = (x.requires_grad_() for x in [torch.randn(size, size)] for x in (x.clone(), x))
+        want, got = program(theirs, groups), compiled(ours, groups)
+        torch.testing.assert_close(got, want)
+        weights = torch.randn_like(want)
+        got.backward(weights), want.backward(weights)
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    assert len(compiled._bolide.entries) <= 2
