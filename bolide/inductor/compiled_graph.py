@@ -98,6 +98,7 @@ class CompiledGraph:
         self.name, self.run, self.seconds, self.key = name, run, seconds, key
         self._details = details
         self._readable_calls = readable_calls
+        driver.keep_freed_memory()
 
     @property
     def plan(self) -> Plan:

@@ -59,6 +59,17 @@ _empty_strided_cpu: Callable[..., torch.Tensor] = torch._C._dynamo.guards._empty
 # a tensor in the memory of another one, of which autograd knows nothing; its offset counts from the other's
 _reinterpret_tensor: Callable[..., torch.Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
 
+_LARGEST_LEARNT = (32 << 20) - (8 << 10)  # bytes: with malloc's own words, no more than glibc learns from
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Has glibc's malloc keep what it keeps in the long run of a process with large tensors: it learns from the largest
+    block that was freed which ones to map one by one, and how much free memory to hand back to the system. What it maps
+    anew in every call costs a fault for each page. Where a user has set these limits nothing changes."""
+    _empty_strided_cpu((_LARGEST_LEARNT,), (1,), torch.uint8)
+
+
 Run = Callable[[list[Any]], tuple[Any, ...]]
 """Runs a graph: the list of inputs in, which is emptied, the tuple of results out."""
 
