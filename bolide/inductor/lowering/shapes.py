@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -18,7 +18,7 @@ from bolide.inductor.lowering import scalars as sc
 from bolide.inductor.lowering.context import Lowering, view_axes
 from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import ONE, ZERO, Coords, Reader, TensorValue, replaced, same_layout
-from bolide.inductor.lowering.views import index_place, reshape, start_place
+from bolide.inductor.lowering.views import index_place, permuted, reshape, start_place
 from bolide.symbolic import Expr, as_expr, contiguous_strides
 from bolide.symbolic.expr import Cond
 from bolide.tracing import TensorMeta
@@ -328,27 +328,26 @@ def upsample_nearest_backward(
     return ctx.reduce(shape, dtype, tuple(Expr.const(factor) for factor in factors), "sum", body)
 
 
-# ---- bilinear resizing by 2 or 4 ------------------------------------------------------------------------------------
+# ---- bilinear resizing by powers of two -----------------------------------------------------------------------------
 #
 # Element s·i + p of a resized line lies at i + (p + 1/2) / s - 1/2 of the given one (s: the factor). With a power of
 # two for s this is exact in floating point, as eager computes it: for every i the same two neighbours have the same
-# weights, but at the ends. So lines are computed phase by phase. Other factors are ATen's, and so are planes that are
-# not row-major. A GPU computes element by element, in any order.
+# weights, but at the ends. So lines are computed phase by phase. Other factors than 2 and 4 are ATen's, and so are
+# planes that are not row-major. A GPU computes element by element, in any order. Gradients are gathered in any order,
+# by more factors: ATen's scatter them element by element, and copy those of other orders first.
 
 _BILINEAR = (2, 4)
+_GATHERED = (1, 2, 4, 8, 16)
 
 
 def _bilinear_factors(
-    ctx: Lowering, large: Coords, small: Coords, aligned: bool, scales: Sequence[object]
+    ctx: Lowering, large: Coords, small: Coords, aligned: bool, scales: Sequence[object], known: Container[int]
 ) -> list[int] | None:
-    """The factors of height and width; None: this is ATen's."""
-    shape, dtype = ctx.out
+    """The factors of height and width, if they are `known`; None: this is ATen's."""
     factors = whole_factors(large[2:], small[2:])
-    if aligned or not sc.is_float(dtype) or factors is None or not _usual(scales, factors):
+    if aligned or not sc.is_float(ctx.out[1]) or factors is None or not _usual(scales, factors):
         return None
-    row_major = same_layout(shape, ctx.sizes(ctx.meta.stride), contiguous_strides(shape))
-    in_order = row_major or ctx.machine.device == "cuda"
-    return list(factors) if in_order and all(factor in _BILINEAR for factor in factors) else None
+    return list(factors) if all(factor in known for factor in factors) else None
 
 
 @lowering(aten.upsample_bilinear2d.default)
@@ -356,9 +355,10 @@ def upsample_bilinear2d(
     ctx: Lowering, x: TensorValue, output_size: object, align_corners: bool, *scales: object
 ) -> object:
     shape, dtype = ctx.out
-    factors = _bilinear_factors(ctx, shape, x.shape, align_corners, scales)
-    if factors is None or (factors[1] != 2 and ctx.machine.device == "cpu"):  # every fourth element of a row is
-        return EXTERN  # stored as slowly as ATen does it
+    factors = _bilinear_factors(ctx, shape, x.shape, align_corners, scales, _BILINEAR)
+    row_major = same_layout(shape, ctx.sizes(ctx.meta.stride), contiguous_strides(shape))
+    if factors is None or (ctx.machine.device == "cpu" and (factors[1] != 2 or not row_major)):  # every fourth element
+        return EXTERN  # of a row is stored as slowly as ATen does it
     compute = sc.compute_dtype(dtype)
     high, wide = factors
     if ctx.machine.device == "cuda":
@@ -440,11 +440,13 @@ def upsample_bilinear2d_backward(
     ctx: Lowering, grad: TensorValue, output_size: object, input_size: object, align_corners: bool, *scales: object
 ) -> object:
     shape, dtype = ctx.out
-    factors = _bilinear_factors(ctx, grad.shape, shape, align_corners, scales)
+    factors = _bilinear_factors(ctx, grad.shape, shape, align_corners, scales, _GATHERED)
     if factors is None:
         return EXTERN
-    high = _gathered(ctx, grad, 2, factors[0], sc.compute_dtype(dtype))
-    return _gathered(ctx, high, 3, factors[1], dtype)
+    channels_last = ctx.sizes(ctx.meta.stride)[1] is ONE
+    order = (0, 2, 3, 1) if channels_last else (0, 1, 2, 3)  # that of the rows between has to be that of the result
+    high = _gathered(ctx, permuted(grad, order), order.index(2), factors[0], sc.compute_dtype(dtype))
+    return _gathered(ctx, permuted(high, (0, 3, 1, 2) if channels_last else order), 3, factors[1], dtype)
 
 
 def _gathered(ctx: Lowering, grad: TensorValue, dim: int, factor: int, dtype: torch.dtype) -> TensorValue:

@@ -1,5 +1,5 @@
 """Bilinear resizing: results, strides and gradients of eager, whatever the factor, and in few kernels where it is 2 or
-4; also on a GPU that this machine plays."""
+4, gradients where it is a power of two; also on a GPU that this machine plays."""
 
 from __future__ import annotations
 
@@ -64,6 +64,24 @@ def test_ways_to_ask() -> None:
     compared(lambda x: F.interpolate(x.relu(), scale_factor=2, mode="bilinear").sigmoid() * 2, x)
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("factors", [(1, 1), (1, 8), (2, 16), (4, 4), (8, 8), (16, 3), (32, 2)], ids=str)
+def test_gradients_in_any_order(factors: tuple[int, int], memory_format: torch.memory_format) -> None:
+    """That of a map that is a part of another one, as in decoders that put maps of several sizes together."""
+    height, width, channels = (random.randint(1, 4) for _ in range(3))
+    x = torch.randn(2, channels, height, width, dtype=torch.float64).contiguous(memory_format=memory_format)
+    others = torch.randn(2, 3, height * factors[0], width * factors[1], dtype=torch.float64)
+    mixing = torch.randn(5, channels + 3, 1, 1, dtype=torch.float64)
+
+    def put_together(x: Tensor) -> Tensor:
+        large = F.interpolate(x, size=others.shape[2:], mode="bilinear")
+        whole = torch.cat([large, others], 1).contiguous(memory_format=memory_format)
+        return (mixing * whole[:, None]).sum(2).sin() + F.conv2d(whole, mixing)
+
+    compared(put_together, x)
+    compared(lambda x: F.interpolate(x, size=others.shape[2:], mode="bilinear"), x)
+
+
 def test_sizes_change() -> None:
     compiled = bolide.compile(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"))
     for height, width in ((4, 5), (6, 5), (7, 9), (1, 3)):
@@ -86,6 +104,14 @@ def test_it_is_a_kernel() -> None:
     function(x).sum().backward()
     text = str(bolide.explain(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"))(x))
     assert "ATen calls" not in text and text.count("kernel k") == 2, text
+    for factor in (1, 2, 8, 16):  # gradients also where the values are ATen's
+        x = torch.randn(1, 2, 4, 4).contiguous(memory_format=torch.channels_last).requires_grad_()
+
+        def step(x: Tensor, size: int = 4 * factor) -> None:
+            F.interpolate(x, size=(size, size), mode="bilinear").sin().sum().backward()
+
+        text = str(bolide.explain(step)(x))
+        assert "upsample_bilinear2d_backward" in text and "call aten.upsample_bilinear2d_backward" not in text, text
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
