@@ -27,7 +27,7 @@ TABLES = {"break-kinds.md", "options.md", "python-coverage.md", "names.md"}
 
 SAID_ELSEWHERE = {
     # what PyTorch asks of symbolic numbers, and of stand-ins for tensors and modes
-    *("is_nested_int", "nested_int", "constant_*", "int_", "float_", "expect_*", "guard_*", "statically_known_true"),
+    *("is_nested_int", "nested_int*", "constant_*", "int_", "float_", "expect_*", "guard_*", "statically_known_true"),
     *("int_truediv", "sym_*", "is_non_overlapping_and_dense", "is_channels_last_*", "supports_higher_order_operators"),
     *("is_set_to", "tensor_contents", "_graph_repr"),
     # parameters of ATen operations and of PyTorch's functions

@@ -58,7 +58,8 @@ INTERPRETED = tuple(
         "dataclasses._astuple_inner dataclasses.fields dataclasses.is_dataclass dataclasses._is_dataclass_instance "
         "inspect.getgenerator inspect.getcoroutine inspect.getattr_static inspect._static_getmro "
         "inspect._get_dunder_dict_of_class inspect._check_class inspect._check_instance inspect._shadowed_dict "
-        "inspect._is_type operator.attrgetter operator.itemgetter operator.methodcaller os.getenv os._Environ."
+        "inspect._is_type operator.attrgetter operator.itemgetter operator.methodcaller os.getenv os._Environ. "
+        "torch.nested."
     )
 )
 # Modules whose functions give another result at every call, or have effects outside of Python's objects.
@@ -86,6 +87,7 @@ _REFUSED_FUNCTIONS: Mapping[str, frozenset[str]] = {
 ANSWERS: Mapping[str, Mapping[str, object]] = {
     "torch.onnx": {"is_in_onnx_export": False},
     "torch.fx._symbolic_trace": {"is_fx_tracing": False, "is_fx_symbolic_tracing": False},
+    "torch.fx.experimental.proxy_tensor": {"maybe_enable_thunkify": contextlib.nullcontext()},
     "torch._dynamo.decorators": {f"DynamoConfigPatchProxy.__{name}__": None for name in ("enter", "exit")},
 }
 

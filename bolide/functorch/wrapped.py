@@ -20,6 +20,7 @@ from bolide.tracing.wrappers import (
     form_of,
     given,
     handles,
+    has_gradient,
     is_made_of_parts,
     numbers,
     opened,
@@ -85,7 +86,7 @@ def taken_apart(wrapper: Value, place: int, by_handles: bool) -> Apart:
     except TypeError:
         raise Unsupported(f"what a {form.cls.__name__} says of itself has no hash", kind="input") from None
     if wrapper.requires_grad:
-        own = any(part.requires_grad for part in parts) or not all(map(_has_gradient, parts))
+        own = any(part.requires_grad for part in parts) or not all(map(has_gradient, parts))
         if by_handles or own:
             ends = [*handles(wrapper)]
         else:
@@ -94,10 +95,6 @@ def taken_apart(wrapper: Value, place: int, by_handles: bool) -> Apart:
                 parts = [*opened(wrapper, form)]
     is_parameter = isinstance(wrapper, torch.nn.Parameter)
     return Apart(place, without_numbers(form), is_parameter, derived, numbers(form), parts, ends)
-
-
-def _has_gradient(part: torch.Tensor) -> bool:
-    return part.is_floating_point() or part.is_complex()
 
 
 class Wrappers:
@@ -144,11 +141,13 @@ class Wrappers:
         if place is not None:
             return Same(place)
         form, derived = form_of(leaf), leaf.requires_grad
-        if derived and (leaf.is_leaf or not all(map(_has_gradient, plain_parts(leaf)))):
+        if derived and (leaf.is_leaf or not any(map(has_gradient, plain_parts(leaf)))):
             reason = f"a {form.cls.__name__} that was made inside the function and requires grad leaves it"
             raise Unsupported(reason, remedy="return what it is made of", kind="new_leaf")
         self.derivation.lost |= derived
-        parts = [*opened(leaf, form)] if derived else plain_parts(leaf)
+        parts = plain_parts(leaf)
+        if derived:
+            parts = [new if has_gradient(old) else old for new, old in zip(opened(leaf, form), parts)]
         return Apart(-1, without_numbers(form), False, derived, numbers(form), parts, [])
 
 

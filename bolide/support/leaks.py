@@ -104,6 +104,11 @@ def living(generation: int | None = None) -> list[Any]:
 # ---- what the program is given ---------------------------------------------------------------------------------------
 
 
+def _is_of_torch(symbol: object) -> bool:
+    """Whether a size is of torch's making: that of a ragged dimension."""
+    return type(getattr(symbol, "node", None)).__module__.startswith("torch.")
+
+
 def refuse_in(name: str, value: Any, what: str) -> None:
     """Raises Leak where an object, a class or a text of ours is in what a call of `name` gives or raises."""
     if isinstance(value, Leak):
@@ -111,7 +116,7 @@ def refuse_in(name: str, value: Any, what: str) -> None:
     waiting, seen = [(value, what)], {id(value)}
     for value, way in waiting:
         cls = type(value)
-        leaks = is_fleeting(cls) or cls in _symbols
+        leaks = is_fleeting(cls) or (cls in _symbols and not _is_of_torch(value))
         leaks |= cls is str and _names().search(value) is not None
         leaks |= isinstance(value, type) and (is_fleeting(value) or value in _symbols)
         if leaks:

@@ -72,6 +72,7 @@ class Assumptions:
         self.said: list[Value] = []  # what stands in those texts
         self.closed = False  # whether the trace is finished: nothing more may be assumed
         self.facts = Facts()  # what is known of symbols that are data
+        self.of_ragged: set[str] = set()  # symbols that are sizes of ragged dimensions: they have no value
         self.fits: Callable[[Expr, int], bool] = lambda expr, most: True  # sees to it that an integer is no larger
         self.exact = False  # whether the graph is Python, which computes with integers of any size
         self.numbers: set[str] = set()  # symbols that are integers of any value, no sizes
@@ -96,6 +97,17 @@ class Assumptions:
     def is_data(self, value: Cond | Expr | Ratio) -> bool:
         """Whether there is a symbol in it whose value is data."""
         return bool(self.facts.names) and not self.facts.names.isdisjoint(value.free_vars)
+
+    def is_ragged(self, value: Cond | Expr) -> bool:
+        """Whether the size of a ragged dimension is in it."""
+        return bool(self.of_ragged) and not self.of_ragged.isdisjoint(value.free_vars)
+
+    def truth_of_ragged(self, condition: Cond) -> bool:
+        """As torch says: the size of a ragged dimension is no number, but at least 2."""
+        known = _always(condition)
+        if known is None and condition.op not in ("==", "!="):
+            raise ValueError("ge: relation is indeterminate")
+        return condition.op == "!=" if known is None else known
 
     def is_computed(self, value: Cond | Expr | Ratio) -> bool:
         """Whether there is a symbol in it that the graph computes: it is data, but no size of an input."""

@@ -20,6 +20,7 @@ from bolide.symbolic.expr import Cond, Expr
 from bolide.symbolic.sizes import is_packed
 
 _LARGEST = torch.iinfo(torch.int64).max
+_HALF = torch.iinfo(torch.int32).max
 _EXACT = 1 << 53
 """Up to here floats are all integers."""
 _DIGITS = 1075
@@ -291,9 +292,12 @@ class SymNode:
         value = self.env.value(expr)
         if expr.length() > _LONGEST:
             expr = Expr.const(self.env.specialise(expr, value))
-        return SymNode(self.env, expr, value)
+        cls = RaggedNode if self.env.is_ragged(expr) else SymNode
+        return cls(self.env, expr, value)
 
     def _cond(self, condition: Cond) -> SymNode:
+        if self.env.is_ragged(condition):
+            return self.wrap_bool(self.env.truth_of_ragged(condition))
         return SymNode(self.env, condition, condition.holds_at(self.env.value(condition.expr)))
 
     add, sub, mul, mod, int_floordiv = map(_operation, ("+", "-", "*", "%", "//"))
@@ -565,10 +569,38 @@ class KeyNode(SymNode):
         return int(self.hint) if self.env.placing else self.guard_int()
 
 
+class RaggedNode(SymNode):
+    """The node of a size that is several numbers, of a jagged tensor's sequences (torch's nested integers): it is equal
+    to itself alone."""
+
+    __slots__ = ()
+
+    def is_nested_int(self) -> bool:
+        return True
+
+    def nested_int(self, file: object = "", line: object = 0) -> int:
+        return hash(self.expr) & _HALF
+
+    def nested_int_coeff(self) -> int:
+        return 1
+
+    def guard_int(self, file: object = "", line: object = 0) -> int:
+        raise RuntimeError(f"{self}, the size of a ragged dimension, is no number")
+
+    int_ = guard_int
+
+
 class ShapeEnv(Assumptions):
     """The size variables of one trace, their values in this run, and what was assumed of them."""
 
     placing = False  # whether the hash of a key is asked that has been compared
+
+    def ragged(self) -> torch.SymInt:
+        """A new size of a ragged dimension."""
+        name = f"j{len(self.of_ragged)}"
+        self.of_ragged.add(name)
+        self.hints[name] = 2
+        return torch.SymInt(RaggedNode(self, Expr.var(name, 2), 2))  # type: ignore[no-untyped-call]
 
     def sym_int(self, expr: Expr) -> torch.SymInt:
         """The size that an expression is."""

@@ -251,6 +251,19 @@ def _asking(operation: str, kind: str) -> Any:
     return ask
 
 
+class _Memory:
+    """What a tensor without data has for a storage."""
+
+    def __init__(self, tensor: TracedTensor) -> None:
+        self.tensor = tensor
+
+    def size(self) -> int:
+        return self.tensor.numel() * self.tensor.element_size()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise DataDependent(f"untyped_storage().{name}", self.tensor._trace.where, "data_pointer")
+
+
 @fleeting
 class TracedTensor(torch.Tensor):
     """A tensor without data, which records what is done with it. `chain` leads from its storage's base to it; with the
@@ -403,7 +416,11 @@ class TracedTensor(torch.Tensor):
     is_set_to = _asking("Tensor.is_set_to", "data_pointer")
     data_ptr = _asking("Tensor.data_ptr", "data_pointer")
     numpy = _asking("Tensor.numpy", "data_pointer")
-    untyped_storage = _asking("Tensor.untyped_storage", "data_pointer")
+
+    def untyped_storage(self) -> _Memory:  # type: ignore[override]
+        """What can be asked for its size alone, as classes of torch's do that wrap tensors."""
+        return _Memory(self)
+
     __array__ = _asking("Tensor.__array__", "data_pointer")
     __reduce_ex__ = _asking("pickling a tensor", "data_pointer")
     __format__ = _asking("formatting a tensor", "data_text")

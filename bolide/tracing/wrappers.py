@@ -23,7 +23,8 @@ ClassOf = Callable[[Value], type]
 @dataclass(frozen=True)
 class Form:
     """How a wrapper is put together of plain tensors: what `__tensor_flatten__` says, and the forms of its parts (None:
-    a plain tensor). `known` is the context as a value to compare by; `others` are parts that are no tensors."""
+    a plain tensor). `known` is the context as a value to compare by; `others` are parts that are no tensors. Jagged
+    tensors find sizes and strides themselves."""
 
     cls: Value
     names: tuple[str, ...]
@@ -39,13 +40,24 @@ def is_made_of_parts(value: Value) -> bool:
     return isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__")
 
 
+def layout_of(value: Value) -> tuple[Sequence[Value], Sequence[Value]]:
+    """Sizes and strides that are to be said where a wrapper like this one is put together."""
+    return ((), ()) if value.layout is torch.jagged else (value.shape, value.stride())
+
+
 def form_of(value: Value, class_of: ClassOf = type) -> Form:
     every, context = value.__tensor_flatten__()
     others = tuple([(name, getattr(value, name)) for name in every if not _is_tensor(value, name)])
     names = tuple([name for name in every if _is_tensor(value, name)])
     parts = [getattr(value, name) for name in names]
     forms = [form_of(part, class_of) if is_made_of_parts(part) else None for part in parts]
-    return form_from(class_of(value), names, others, context, value.shape, value.stride(), *forms)
+    return form_from(class_of(value), names, others, without_history(context), *layout_of(value), *forms)
+
+
+def without_history(context: Value) -> Value:
+    """What a wrapper says of itself, but for what autograd knows."""
+    said = isinstance(context, dict) and "requires_grad" in context
+    return {**context, "requires_grad": False} if said else context
 
 
 def _is_tensor(value: Value, name: str) -> bool:
@@ -71,6 +83,29 @@ def comparable(context: object) -> object:
     if isinstance(context, (list, tuple)):
         return (type(context), *map(comparable, context))
     return context
+
+
+def has_gradient(part: Value) -> bool:
+    """Whether a plain tensor that a wrapper is made of holds anything that gradients are for."""
+    return (part.is_floating_point() or part.is_complex()) and not (part.dim() > 1 and 0 in part.shape)
+
+
+def _gradients(form: Form, gradient: Value, class_of: ClassOf = type) -> list[Value] | None:
+    """The gradient of each plain tensor that a wrapper of this form is made of; None if that of the wrapper is no
+    wrapper like it. One may have parts without gradients that the other lacks."""
+    if not is_made_of_parts(gradient) or class_of(gradient) is not form.cls:
+        return None
+    found = form_of(gradient, class_of)
+    if (found.known, found.size, found.others) != (form.known, form.size, form.others):
+        return None
+    plain: list[Value] = []
+    for name, part in zip(form.names, form.parts):
+        own = getattr(gradient, name, None)
+        inner = [own] if part is None else _gradients(part, own, class_of)
+        if inner is None or is_made_of_parts(own) is (part is None):
+            return None
+        plain += inner
+    return plain
 
 
 def plain_parts(value: Value) -> list[Value]:
@@ -137,19 +172,31 @@ def _zero(like: Value) -> torch.Tensor:
     return zero
 
 
+def _like(part: Value) -> torch.Tensor:
+    """What a wrapper's gradient has in place of a part: zeros, or, where it is none that has gradients, itself."""
+    return _zero(part) if has_gradient(part) else part
+
+
+def _filled(gradients: Sequence[Value], likes: Sequence[torch.Tensor]) -> list[Value]:
+    """Gradients of parts, with those that did not come."""
+    return [
+        like if not has_gradient(like) else torch.zeros_like(like) if given is None else given
+        for given, like in zip(gradients, likes)
+    ]
+
+
 class _Opened(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Value, wrapper: Value, form: Form, make: Value) -> Value:
         ctx.form, ctx.make = form, make
         ctx.set_materialize_grads(False)
-        plain = [part.detach() for part in plain_parts(wrapper)]
-        ctx.zeros = list(map(_zero, plain))
-        return tuple(plain)
+        plain = plain_parts(wrapper)
+        ctx.likes = list(map(_like, plain))
+        return tuple([part.detach() for part in plain])
 
     @staticmethod
     def backward(ctx: Value, *gradients: Value) -> Value:
-        filled = [torch.zeros_like(zero) if given is None else given for given, zero in zip(gradients, ctx.zeros)]
-        return gradient_of(ctx.form, filled, ctx.make), None, None
+        return gradient_of(ctx.form, _filled(gradients, ctx.likes), ctx.make), None, None
 
 
 def opened(wrapper: Value, form: Form, make: Callable[..., Value] = unflatten) -> Sequence[Value]:
@@ -160,19 +207,23 @@ def opened(wrapper: Value, form: Form, make: Callable[..., Value] = unflatten) -
 class _Closed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Value, form: Form, *plain: Value) -> Value:
-        ctx.form = form
-        return put_together(form, iter([part.detach() for part in plain]), unflatten)
+        ctx.form, ctx.derived = form, [part.requires_grad for part in plain]
+        own = [part.detach() if part.requires_grad else part for part in plain]
+        return put_together(form, iter(own), unflatten)
 
     @staticmethod
     def backward(ctx: Value, gradient: Value) -> Value:
-        if form_of(gradient) != ctx.form if type(gradient) is ctx.form.cls else True:
+        parts = _gradients(ctx.form, gradient)
+        if parts is None:
             name = ctx.form.cls.__name__
             raise RuntimeError(
                 f"bolide: the gradient of a {name} that a compiled function has returned is a "
                 f"{type(gradient).__name__}, or a {name} of another form, which it was not compiled for. "
                 "Remedy: compute the loss inside the compiled function."
             )
-        return None, *(opened(gradient, ctx.form) if gradient.requires_grad else plain_parts(gradient))
+        if gradient.requires_grad:
+            parts = [*opened(gradient, form_of(gradient))]
+        return None, *[part if derived else None for part, derived in zip(parts, ctx.derived)]
 
 
 _Closed.backward._bolide_disabled = "it puts tensors of a class of the user's together"  # type: ignore[attr-defined]
@@ -195,15 +246,21 @@ class _Handles(torch.autograd.Function):
     def forward(ctx: Value, real: Value) -> Value:
         ctx.form, plain = form_of(real), plain_parts(real)
         ctx.set_materialize_grads(False)
+        ctx.likes = list(map(_like, plain))
+        ends = list(map(_zero, plain))
+        ctx.mark_non_differentiable(*[end for end, part in zip(ends, plain) if not has_gradient(part)])
+        if real.layout is torch.jagged:  # no plain tensor has its size
+            return tuple(ends)
         whole = torch.zeros((), dtype=real.dtype, device=real.device).expand(real.shape)
-        return (*map(_zero, plain), whole)
+        return (*ends, whole)
 
     @staticmethod
     def backward(ctx: Value, *gradients: Value) -> Value:
-        *parts, whole = gradients
+        parts, wholes = gradients[: len(ctx.likes)], gradients[len(ctx.likes) :]
+        whole = wholes[0] if wholes else None
         if all(part is None for part in parts):
             return whole
-        gradient = gradient_of(ctx.form, parts, unflatten)
+        gradient = gradient_of(ctx.form, _filled(parts, ctx.likes), unflatten)
         return gradient if whole is None else gradient + whole
 
 
@@ -213,7 +270,10 @@ _Handles.backward._bolide_disabled = _Closed.backward._bolide_disabled  # type: 
 def handles(real: Value) -> tuple[torch.Tensor, ...]:
     """For each plain tensor that a wrapper is made of, and for itself, a plain tensor whose gradient is passed on."""
     with torch.enable_grad():
-        return _Handles.apply(real)  # type: ignore[no-untyped-call,no-any-return]
+        ends: tuple[torch.Tensor, ...] = _Handles.apply(real)  # type: ignore[no-untyped-call]
+    for end, part in zip(ends, plain_parts(real)):  # what is said of a part's sizes is true of its gradient's
+        vars(end).update((name, said) for name, said in vars(part).items() if name.startswith("_dynamo_"))
+    return ends
 
 
 class _Given(torch.autograd.Function):
@@ -221,13 +281,15 @@ class _Given(torch.autograd.Function):
     def forward(ctx: Value, wrapper: list[Value], form: Form, class_of: Value, *ends: Value) -> Value:
         ctx.form, ctx.class_of = form, class_of
         ctx.spare = len(ends) - len(plain_parts(wrapper[0]))
-        ctx.count = len(ends)
+        ctx.count, ctx.ends = len(ends), [end is not None for end in ends]
         return wrapper[0]
 
     @staticmethod
     def backward(ctx: Value, gradient: Value) -> Value:
-        if is_made_of_parts(gradient) and form_of(gradient, ctx.class_of) == ctx.form:
-            return None, None, None, *plain_parts(gradient), *[None] * ctx.spare
+        parts = _gradients(ctx.form, gradient, ctx.class_of)
+        if parts is not None:
+            own = [part if is_input else None for part, is_input in zip(parts, ctx.ends)]
+            return None, None, None, *own, *[None] * ctx.spare
         if is_made_of_parts(gradient) or not ctx.spare:
             raise GradientOfOtherForm(ctx.form, gradient)
         return None, None, None, *[None] * (ctx.count - 1), gradient

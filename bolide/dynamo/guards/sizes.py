@@ -30,6 +30,7 @@ Bounds = tuple[int | None, int | None]
 _MARKS = "_bolide_sizes"
 _STRIDE = torch.Tensor.stride
 _THEIR_MARKS = {
+    "_dynamo_propagated_dynamic_indices": "maybe",
     "_dynamo_weak_dynamic_indices": "maybe",
     "_dynamo_dynamic_indices": "dynamic",
     "_dynamo_unbacked_indices": "unbacked",

@@ -116,8 +116,6 @@ def _refusal(tensor: torch.Tensor) -> tuple[str, str] | None:
     """Why a tensor cannot be an input, and what to do; None if it can."""
     cls = type(tensor)
     if cls not in TENSOR_TYPES and not is_plain_subclass(cls):
-        if cls.__module__.startswith("torch.nested."):
-            return "an argument is a nested tensor (jagged)", OF_NESTED
         return f"an argument is a {cls.__name__}, a subclass of Tensor", "call it outside the compiled function"
     if tensor.is_nested:
         return "an argument is a nested tensor", OF_NESTED

@@ -90,7 +90,7 @@ _DATA = (list, tuple, dict, collections.deque)
 _COMPUTING = (
     *LOCK_TYPES,
     *(threading.Lock, threading.RLock, threading.local, threading.get_ident),
-    *(os.fspath, os.strerror, os.stat_result, os.terminal_size, *policy.ASKED_AGAIN),
+    *(os.fspath, os.strerror, os.stat_result, os.terminal_size, torch._C.DispatchKeySet, *policy.ASKED_AGAIN),
 )
 _COMPUTING_IDS = frozenset(map(id, _COMPUTING))  # functions need not be hashable
 _NUMBERS = (int, float, complex, bool)
@@ -321,6 +321,8 @@ def _only_computes(function: object) -> bool:
     if policy.is_python_class(type(function)) and not isinstance(function, type):
         return True
     if isinstance(function, _LOOKED_AT) or id(function) in _COMPUTING_IDS:
+        return True
+    if type(function) is types.BuiltinFunctionType and not function.__name__:  # it reads a property of pybind11's
         return True
     if isinstance(function, type):  # made by what it has inherited from a class in C
         makers = (function.__new__, "__self__"), (inspect.getattr_static(function, "__init__"), "__objclass__")

@@ -176,10 +176,12 @@ def _encode_plainly(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     return SWITCHED
 
 
-@intercept(nested.nested_tensor, nested.as_nested_tensor, nested.nested_tensor_from_jagged)
-@intercept(nested.narrow, nested.masked_select)
+@intercept(nested.nested_tensor, nested.as_nested_tensor, nested.narrow)
 def _nested(vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    raise vm.unsupported("a nested tensor is made, and nested tensors are not compiled", "layout", OF_NESTED)
+    if torch.jagged in args or kwargs.get("layout") is torch.jagged or getattr(args[0], "layout", 0) is torch.jagged:
+        return NATIVE
+    reason = "a nested tensor is made that is not jagged, and such nested tensors are not compiled"
+    raise vm.unsupported(reason, "layout", OF_NESTED)
 
 
 # ---- attention with functions of the program's own -------------------------------------------------------------------

@@ -13,12 +13,17 @@ which puts the gradient together. A wrapper that leaves is taken apart (`Opened`
 
 from __future__ import annotations
 
+import operator
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.nested._internal import nested_tensor as jagged
+from torch.nested._internal.nested_tensor import NestedTensor
 
-from bolide.dynamo.library.handlers import answers
+from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_each
+from bolide.dynamo.machine.calls import LATE, NATIVE
 from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.machine.native_calls import for_real, runs_as_is
 from bolide.dynamo.machine.stand_ins import class_of
@@ -29,18 +34,23 @@ from bolide.dynamo.world.outside import attribute_source
 from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
+from bolide.symbolic.nodes import RaggedNode
 from bolide.tracing import STANDS_FOR, TracedTensor, is_stand_in
 from bolide.tracing.wrappers import (
     Form,
+    Value,
     closed,
     comparable,
     form_from,
     form_of,
     given,
     handles,
+    has_gradient,
+    layout_of,
     opened,
     plain_parts,
     unflatten,
+    without_history,
 )
 
 _PROTOCOL = ("__tensor_flatten__", "__tensor_unflatten__")
@@ -129,6 +139,108 @@ def as_leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
+# ---- jagged tensors ----------------------------------------------------------------------------------------------
+
+
+_RAGGED: Slot[dict[int, tuple[torch.Tensor, torch.SymInt]]] = Slot(dict)
+"""The size that offsets or lengths make, by their ids."""
+_OUTSIDE: Slot[dict[int, tuple[torch.SymInt, Source]]] = Slot(dict)
+"""Those that outside ones make, by the id of torch's size for them, and where that is found."""
+
+
+@answers(jagged.get_tensor_symint)
+def _ragged_size(vm: Machine, tensor: torch.Tensor, *, coeff: int = 1) -> torch.SymInt:
+    known = _RAGGED.of(vm)
+    if id(tensor) not in known:
+        outside = vm.world.real_of(tensor)
+        known[id(tensor)] = tensor, vm.trace.shapes.ragged() if outside is None else _outside_size(vm, *outside)
+    return known[id(tensor)][1] * coeff
+
+
+def _ragged_sizes() -> list[tuple[torch.Tensor, torch.SymInt]]:
+    """All of them, and what makes them, so far."""
+    return []
+
+
+@answers(_ragged_sizes)
+def _sizes_so_far(vm: Machine) -> object:
+    return [*_RAGGED.of(vm).values()]
+
+
+def _outside_size(vm: Machine, real: object, source: Source) -> torch.SymInt:
+    """The size that an outside tensor makes: that it is another one than those of others, or the same, is guarded."""
+    known, size = _OUTSIDE.of(vm), for_real(jagged.get_tensor_symint, real)
+    own = Source("apply", source, (), jagged.get_tensor_symint)
+    if id(size) in known:
+        vm.world.guards.add(own, "same", known[id(size)][1])
+    else:
+        others = tuple([other for _, other in known.values()])
+        if others:
+            vm.world.guards.add(None, "distinct", (own, *others))
+        known[id(size)] = vm.trace.shapes.ragged(), own
+    return known[id(size)][0]
+
+
+@answers(NestedTensor.__new__, recorded=True)
+def _make_jagged(
+    vm: Machine, cls: type, values: Value, offsets: Value, *, lengths: Value = None, **options: Value
+) -> object:
+    """As the class does it, but for the size of its memory, which traced tensors do not have."""
+    if offsets is None or offsets.ndim != 1 or isinstance(values, NestedTensor) or values.device != offsets.device:
+        return NATIVE
+    size, count = _ragged_size(vm, offsets if lengths is None else lengths), offsets.shape[0] - 1
+    if lengths is not None and count != lengths.shape[0]:
+        return NATIVE
+    place, stride = options.get("_ragged_idx", 1), values.stride()
+    sizes = (count, *values.shape[: place - 1], size, *values.shape[place:])
+    strides = (size * stride[place - 1], *stride)
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor).add(torch._C.DispatchKey.AutogradNestedTensor)
+    vm.world.trace.functional_only, vm.world.trace.derivation.lost = "a subclass of Tensor computes", True
+    made: Value = torch.Tensor._make_wrapper_subclass(
+        _stand_in(vm, NestedTensor),
+        *(sizes, strides, 0, torch.contiguous_format, values.dtype, torch.jagged, values.device, False),
+        *(options.get("requires_grad", False), "sizes", False, True, keys),
+        storage_size=0,
+    )
+    made.__dict__.update(_ragged_idx=place, _size=sizes, _strides=strides)
+    return made
+
+
+_DUMMY: Slot[list[Value]] = Slot(list)
+
+
+@answers(jagged._nt_view_dummy, recorded=True)
+def _dummy(vm: Machine) -> object:
+    """What makes torch ask the class where it is given plain tensors."""
+    dummies = _DUMMY.of(vm)
+    if not dummies:
+        values, offsets = torch.zeros(3, 3), torch.zeros(3, dtype=torch.int64)
+        dummies.append(vm.evaluate(NestedTensor, [values, offsets]))
+    return dummies[0]
+
+
+@answers(NestedTensor.__init__)
+def _fill_jagged(
+    vm: Machine, made: Value, values: Value, offsets: Value, *, lengths: Value = None, **options: Value
+) -> None:
+    """As the class does it; sizes of what the program makes are not marked."""
+    parts = {"_values": values, "_offsets": offsets, "_lengths": lengths}
+    made.__dict__.update(parts, _metadata_cache=options.get("_metadata_cache") or {})
+
+
+def _answer_for_operations() -> None:
+    """What looks for the function of an operation reads a table that nobody changes."""
+    operations = sys.modules["torch.nested._internal.ops"]
+
+    def natively(function: Value, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+        return function(*args, **kwargs)
+
+    intercept_each([operations.lookup_jagged, operations.check_schema])(natively)
+
+
+LATE["torch.nested._internal.ops"] = _answer_for_operations
+
+
 # ---- in and out ------------------------------------------------------------------------------------------------------
 
 
@@ -149,7 +261,9 @@ def _found(places: Iterable[Place], of_parts: Sequence[Sequence[Any]]) -> list[A
 
 
 def _layout(real: Any) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-    """Sizes and strides of a wrapper, as those of its parts."""
+    """Sizes and strides of a wrapper, as those of its parts; a jagged tensor finds its own."""
+    if real.layout is torch.jagged:
+        return (), ()
     shapes, strides = _layouts(getattr(real, name) for name in real.__tensor_flatten__()[0])
     return _places(real.shape, shapes), _places(real.stride(), strides)
 
@@ -170,7 +284,7 @@ def facts(real: Any) -> tuple[Any, ...]:
 
 def context_of(real: Any) -> Any:
     """What a wrapper says of itself."""
-    return real.__tensor_flatten__()[1]
+    return without_history(real.__tensor_flatten__()[1])
 
 
 def known_context(real: Any) -> object:
@@ -182,6 +296,7 @@ def wrap_parts(world: World, real: Any, source: Source) -> Any:
     """The stand-in for a wrapper from outside, around its parts, which are inputs."""
     cls: Any = type(real)
     names, context = real.__tensor_flatten__()
+    context = without_history(context)
     known = comparable(context)
     world.guards.add(source, "type", cls)
     world.guards.add(Source("apply", source, (), facts), "equals", facts(real))
@@ -229,14 +344,14 @@ def _recipe(rebuilder: Rebuilder, value: Any) -> Recipe | None:
         return _with_history_outside(rebuilder, value)
     names, context = value.__tensor_flatten__()
     parts = rebuilder.recipe({name: getattr(value, name) for name in names})
-    layout = map(rebuilder.recipe, (tuple(value.shape), value.stride()))
+    layout = [rebuilder.recipe(tuple(numbers)) for numbers in layout_of(value)]
     return Recipe("call", unflatten, (Recipe("constant", cls), parts, rebuilder.recipe(context), *layout))
 
 
 def _with_history_outside(rebuilder: Rebuilder, value: Any) -> Recipe:
     """A wrapper that requires grad is made of results with its history."""
     world, form = rebuilder.world, form_of(value, class_of)
-    derived = all(part.is_floating_point() or part.is_complex() for part in plain_parts(value))
+    derived = any(map(has_gradient, plain_parts(value)))
     if not derived or value.is_leaf:
         reason = f"a {form.cls.__name__}, a subclass of Tensor, that requires grad leaves the function"
         raise Unsupported(reason, world.guards.where(), "return what it is made of", "escape")
@@ -244,7 +359,8 @@ def _with_history_outside(rebuilder: Rebuilder, value: Any) -> Recipe:
     def make(cls: Any, *given: Any) -> Any:
         return world.program.evaluate(cls.__tensor_unflatten__, list(given))
 
-    parts = tuple(map(rebuilder.recipe, opened(value, form, make)))
+    plain, known = opened(value, form, make), plain_parts(value)
+    parts = [rebuilder.recipe(new if has_gradient(old) else old) for new, old in zip(plain, known)]
     return Recipe("call", closed, (_form_recipe(rebuilder, form), *parts))
 
 
@@ -255,4 +371,18 @@ def _form_recipe(rebuilder: Rebuilder, form: Form) -> Recipe:
     return Recipe("call", form_from, (*constants, others, context, size, stride, *parts))
 
 
+def _ragged_recipe(rebuilder: Rebuilder, value: torch.SymInt) -> Recipe | None:
+    """The size of a ragged dimension, or a stride that is made of it."""
+    if not isinstance(value.node, RaggedNode):
+        return None
+    for tensor, size in rebuilder.world.program.evaluate(_ragged_sizes, []):
+        times = value.node.hint // size.node.hint
+        if (size.node.expr * times) == value.node.expr:
+            made = Recipe("call", jagged.get_tensor_symint, (rebuilder.recipe(tensor),))
+            return Recipe("call", operator.mul, (made, Recipe("constant", times)))
+    reason = "what is computed of the size of a ragged dimension leaves the function"
+    raise Unsupported(reason, rebuilder.world.guards.where(), None, "escape")
+
+
 RECIPES[torch.Tensor] = _recipe
+RECIPES[torch.SymInt] = _ragged_recipe

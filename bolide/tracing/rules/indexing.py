@@ -9,7 +9,7 @@ from itertools import zip_longest
 import torch
 
 from bolide.symbolic import Size, contiguous_strides, is_one, is_zero, product
-from bolide.tracing.meta import TensorMeta
+from bolide.tracing.meta import DataDependent, TensorMeta
 from bolide.tracing.rules.common import (
     broadcast_shapes,
     broadcast_strides,
@@ -347,6 +347,18 @@ def _spread(index: TensorMeta, result: tuple[Size, ...], position: int, end: int
     else:
         placed = (*([0] * position), *stride, *([0] * (len(result) - end)))
     return TensorMeta(shape, contiguous_strides(shape) if placed is None else placed, 0, index.dtype, index.device)
+
+
+@rule("_jagged_to_padded_dense_forward")
+def _padded(values: TensorMeta, offsets: list[TensorMeta], max_lengths: list[Size], *_: object) -> TensorMeta:
+    return row_major(values, (offsets[0].shape[0] - 1, *max_lengths, *values.shape[1:]))
+
+
+@rule("_padded_dense_to_jagged_forward")
+def _jagged(padded: TensorMeta, offsets: list[TensorMeta], total_L: Size | None = None) -> TensorMeta:
+    if total_L is None:
+        raise DataDependent("aten::_padded_dense_to_jagged_forward")
+    return row_major(padded, (total_L, *padded.shape[1 + len(offsets) :]))
 
 
 @rule("topk")
