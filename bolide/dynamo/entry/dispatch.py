@@ -516,6 +516,9 @@ class Point(Versions):
             _log.info("%s: one instruction runs in eager: %s (%s)", self.name, error.reason, error.where)
         elif error.kind == "limit":
             self.warn(error)
+        elif error.about.scope == "user":  # the next call is likely to be captured in vain, too
+            self._failures[error.reason, error.where] += 1
+            self.given_up |= self._failures.total() >= config.cache_size_limit
         return error.reason if error.kind == "user_exception" else None
 
     def without_error(self, expected: str, result: Suspended) -> Suspended:

@@ -133,6 +133,26 @@ def told(error: BaseException | None) -> Any:
     return repr(error), state, told(error.__cause__), told(error.__context__), lines[1:]
 
 
+def test_captures_that_an_exception_ends_behind_a_break_are_counted() -> None:
+    """A RuntimeError ends no segment: it may be torch's own. What comes after the break is captured in vain each time,
+    until its point is given up."""
+
+    def program(x: torch.Tensor, step: int, log: list[Any]) -> torch.Tensor:
+        y = x - 3
+        bolide.graph_break()
+        if step % 4:
+            raise RuntimeError(f"bad batch {step}")
+        return y * 2
+
+    compiled = bolide.compile(program)
+    misses: list[int] = []
+    for number in range(40):
+        x = torch.randint(-8, 8, (3 + number % 3,)).float()
+        assert outcome(compiled, x.clone(), number) == outcome(program, x.clone(), number), number
+        misses.append(compiled._bolide.misses)  # type: ignore[attr-defined]
+    assert misses[20] == misses[-1]
+
+
 def test_what_only_capture_meets_ends_no_segment() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         if bolide.is_compiling():
