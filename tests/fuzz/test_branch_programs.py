@@ -30,8 +30,9 @@ SEED = int(os.environ.get("BOLIDE_TEST_SEED", "0"))
 
 class Writer:
     """Writes one program. The tensors a, b, c have x's shape; `kept` is a list, `table` a dict of such, `box` an
-    object; n, m and flag are numbers; `state` belongs to the caller. Every second program is plain: in branches it only
-    computes on with a variable or a number, so that all of them, and those in their ways, become parts of a graph."""
+    object; n, m and flag are numbers, t is a tensor or a number; `state` belongs to the caller. Every second program is
+    plain: in branches it only computes on with a variable or a number, so that all of them, and those in their ways,
+    become parts of a graph."""
 
     def __init__(self, chance: random.Random, longest: int = SHORT) -> None:
         self.chance, self.longest = chance, longest
@@ -50,10 +51,11 @@ class Writer:
             ),
         )
         self.line(1, self.pick("r = s[0]", "r = s.sum(0)"))
+        self.line(1, self.pick("t = 0", "t = 0.0", "t = x.mean()"))
         if self.plain:
             self.branch(1, 3)
         self.block(1, 3, self.chance.randint(3, 6))
-        self.line(1, "return a, b, c, n, m, flag, kept, table['p'], box.value, s, r")
+        self.line(1, "return a, b, c, n, m, flag, kept, table['p'], box.value, s, r, t")
         return "\n".join(self.lines)
 
     def line(self, depth: int, text: str) -> None:
@@ -71,7 +73,7 @@ class Writer:
             f"{one} * {other}", f"({one} @ w).tanh()", f"{one}.sin() + n", f"{one} * v", f"{one}.clamp(-0.5, 0.5)",
             f"{one} + {other}.mean()", f"{one}.detach() * {other}", f"torch.where({one} > 0, {one}, {other})",
             f"{one}.tanh() / 2", f"helper({one}, w)", f"{one} * 0.5", one, f"{one} * s",
-            f"{one} + r", f"apart({one}) * {other}",
+            f"{one} + r", f"{one} * t", f"{one} / max({other}.mean(), 0.1)", f"apart({one}) * {other}",
             f"({one} * {other}).detach() + {one}", f"{one} * m - n / 4", f"{one} * (m if flag else n)",
         )  # fmt: skip
 
@@ -121,6 +123,9 @@ class Writer:
         if self.chance.random() < 0.3:
             self.line(depth, self.number())
             return
+        if self.chance.random() < 0.3:
+            self.line(depth, self.total())
+            return
         one, other, made = self.pick("a", "b", "c"), self.tensor(), self.pick("d", "e")
         apart = self.pick(f"{other}.detach()", f"apart({other})", f"({other} * {one}).detach().sin()", made)
         if apart == made:
@@ -132,6 +137,15 @@ class Writer:
         return self.pick(
             "n = n + 1", "n = 5 - n", "flag = not flag", "m = m * 0.5", "m = 0.5", f"m = {read}", "n += 2",
             "m = n / 8", "n = int(m * 4)", f"n = ({self.tensor()} > 0.1).sum().item()", "m = m + n / (n * n + 1)",
+        )  # fmt: skip
+
+    def total(self) -> str:
+        """What may be a tensor afterwards, or a number."""
+        one = self.tensor()
+        return self.pick(
+            f"t = t + {one}.mean()", f"t += {one}.sum()", "t = 0.5", "t = t * 2", f"t = {one}.max()", "t = t / 2 + m",
+            f"t = min({one}.mean(), t)", f"t = max(t, {one}.detach().max(), 0.1)", "t = sum([t, t, m])",
+            "t = float(t)", "t = t * 2 if isinstance(t, torch.Tensor) else 1", f"t = helper({one}, w).mean() + t",
         )  # fmt: skip
 
     def write(self) -> str:
@@ -152,7 +166,8 @@ class Writer:
                 f"kept[{self.chance.randint(0, 1)}] = {value}", f"table['p'] = {value}", f"box.value = {value}",
                 f"kept[0], {one} = {one}, {value}", f"{one} = ({value}, 1)[0]", f"{one} = Box({value}).value",
                 f"{one} = {one} * 1; {one}.add_({self.chance.randint(1, 3)})", f"state.best = ({value}).detach().sum()",
-                self.number(), self.number(), f"kept.append({value})", f"{one} = {one}.view(-1).view(x.shape)",
+                self.number(), self.number(), f"kept.append({value})", self.total(), self.total(), self.total(),
+                "box.total = t", f"{one} = {one}.view(-1).view(x.shape)",
                 f"{one} = {value} if {self.condition()} else {self.value()}", f"return {value}, {one}",
                 self.write(), self.write(), "table = dict(table)", "box = Box(box.value)",
                 f"with torch.no_grad(): c = ({value}).detach()",

@@ -36,7 +36,7 @@ _MISSING_ITEMS = (KeyError, IndexError)
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_NAME")
 _STAND_INS = (
     *("Outside", "ProgramIterator", "SymInt", "SymBool", "TracedFloat", "TracedText", "TracedArray", "Traced_"),
-    *("Stream", "'Generator'"),
+    *("Stream", "'Generator'", "Either"),
 )
 
 

@@ -238,7 +238,8 @@ class Depth:
 class Machine:
     """The state of one run: the outside world, the trace, the frame stack. `dispatch` is how calls are made
     (`calls.call`). `own_functions` (by id) and `own_generators` are those that the program has made. `recorder`: where
-    a graph of calls is wanted. `slots`: what other modules remember."""
+    a graph of calls is wanted. `slots`: what other modules remember. `settle`: what has an instruction done that reads
+    an `Either`, where there is one."""
 
     def __init__(self, world: World, trace: Trace, dispatch: Dispatch) -> None:
         self.world, self.trace = world, trace
@@ -250,6 +251,7 @@ class Machine:
         self.own_generators: list[weakref.ref[Generator]] = []
         self.recorder: CallRecorder | None = None
         self.slots: dict[Slot[Any], Any] = {}
+        self.settle: Callable[[Machine, Frame, Handler, object], bool] | None = None
         self._dispatch = dispatch
 
     def forget(self) -> None:
@@ -453,6 +455,8 @@ class Machine:
                 for tick in ticks:
                     handler, arg = bound[frame.pc]
                     frame.pc += 1
+                    if self.settle is not None and self.settle(self, frame, handler, arg):
+                        continue
                     if handler(self, frame, arg):
                         frame.tick = tick
                         break

@@ -8,7 +8,7 @@ from bolide.dynamo.machine import operations
 from bolide.dynamo.machine.breaking import break_is_error, can_fork, checked, compared_number
 from bolide.dynamo.machine.interpreter import Call, Machine, opcode, polyfill
 from bolide.dynamo.machine.stand_ins import class_of
-from bolide.dynamo.opcodes.forks import Passed, fork
+from bolide.dynamo.opcodes.forks import attempted, fork
 from bolide.dynamo.opcodes.stack import NULL, described, is_iterable, pop_many
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import Frame, Generator
@@ -66,19 +66,13 @@ def _truth(vm: Machine, frame: Frame, value: Any, target: int, wanted: bool) -> 
 
 def _fork(vm: Machine, frame: Frame, value: object, target: int, wanted: bool, refused: Unsupported) -> None:
     """Both ways of a branch become parts of the graph, or guards ask which one is gone, or the branch is a break."""
-    frames, at, trace = list(vm.frames), frame.pc, vm.trace
+    at = frame.pc
     try:
         if can_fork(vm, frame.code, at - 1):
-            try:
-                fork(vm, frame, value, target, wanted)
-            except (KeyboardInterrupt, Passed):
-                raise
-            except BaseException as error:
-                why = getattr(error, "reason", None) or f"a way of it raises {type(error).__name__}"
-            else:
+            why = attempted(vm, frame, lambda: fork(vm, frame, value, target, wanted))
+            if why is None:
                 forgive(refused)
                 return
-            vm.frames[:], vm.trace, vm.progress.lost, frame.pc = frames, trace, None, at
             refused.reason += f" (and no branch of the graph: {why})"
             if vm.world.program.answer(value) is not None:
                 vm.world.symbols.history.learnt.apart.add((frame.code, at - 1))  # it is captured again, with guards

@@ -1,14 +1,15 @@
 """Branches on the data of tensors: both ways are interpreted, each as a part of the graph, up to where they meet.
 
 What the program is after them is compared. What is equal stays; tensors of the same kind in one place become a result
-of `bolide::branch`, numbers of the same type a number that the graph chooses; whatever else differs is a difference
-that no graph can make, and the branch is a break.
+of `bolide::branch`, numbers of the same type a number that the graph chooses, a tensor and a number an `Either`;
+whatever else differs is a difference that no graph can make, and the branch is a break.
 """
 
 from __future__ import annotations
 
 import collections
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -16,15 +17,17 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from bolide.dynamo.bytecode.flow import END, joins_of, live_locals
-from bolide.dynamo.machine.interpreter import Machine, part_of
-from bolide.dynamo.opcodes.undo import Contents, State, put_back, reachable_groups
+from bolide.dynamo.bytecode.instructions import Code
+from bolide.dynamo.bytecode.uniform import OPERATORS, UNIFORM
+from bolide.dynamo.machine.interpreter import OPCODES, Handler, Machine, Slot, part_of
+from bolide.dynamo.opcodes.undo import Contents, Either, State, is_fresh, put_back, reachable_groups, read_here, settled
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, ordered_keys, own_namespace, same_constant, tuple_of
 from bolide.dynamo.world.frames import Frame
 from bolide.dynamo.world.outside import Deferred, is_finalised
 from bolide.dynamo.world.parts import Write
 from bolide.support.errors import Unsupported, forgive
-from bolide.symbolic import same_size, same_sizes
+from bolide.symbolic import Expr, same_size, same_sizes
 from bolide.tracing import Trace, TracedTensor
 from bolide.tracing.called.branches import Part, choose
 from bolide.tracing.numbers import data, scalars
@@ -55,24 +58,121 @@ def fork(vm: Machine, frame: Frame, condition: object, target: int, wanted: bool
     `wanted` begins at `target`.
 
     Raises Unsupported where the ways are too different; the machine is of no use then."""
+    starts = {wanted: target, not wanted: frame.pc}
+    if isinstance(condition, torch.SymBool):
+        told = [flag for expr, flag in _FLAGS.of(vm) if expr == condition.node.expr]
+        condition = told[0] if told else condition
+    stack = frame.stack
+    _fork(vm, frame, condition, [(starts[truth], stack) for truth in (True, False)], joins_of(frame.code, frame.pc - 1))
+
+
+def settle(vm: Machine, frame: Frame, handler: Handler, arg: object) -> bool:
+    """Whether the instruction that the top frame has come to reads an `Either`: it has been a branch then, that does
+    the same with the tensor and with the number, in the graph."""
     code, at = frame.code, frame.pc - 1
+    if OPCODES.get(code.ops[at]) is not handler:
+        return False
+    either = read_here(vm, frame)
+    if either is None:
+        return False
+    count = len(frame.stack) - max(UNIFORM[code.ops[at]].taken(arg), 1)
+    first, second = [
+        [*frame.stack[:count], *settled(frame.stack[count:], either, choice)]
+        for choice in (either.tensor, either.number)
+    ]
+    for flag, truth in _SUPPOSED.of(vm):
+        if flag is either.flag:
+            frame.stack[:] = first if truth else second
+            return settle(vm, frame, handler, arg)
+    ways, joins = [(at, first), (at, second)], _joins_behind(vm, code, at)
+    sure = [either.tensor] if either.made else []
+    bound = code.bound
+    assert bound is not None
+    if _in_place(code, at) and frame.stack[-2] is either and _is_apart(vm, frame, either):
+        code.bound = [*bound]
+        code.bound[at] = handler, getattr(operator, OPERATORS[code.args[at]].forward)
+    try:
+        refused = attempted(vm, frame, lambda: _fork(vm, frame, either.flag, ways, joins, sure) if joins else None)
+    finally:
+        code.bound = bound
+    if refused is not None or not joins:
+        reason = f"a tensor or a number, as data decide, is read (and no branch of the graph: {refused})"
+        raise vm.unsupported(reason, "data_branch")
+    return True
+
+
+_SUPPOSED: Slot[list[tuple[TracedTensor, bool]]] = Slot(list)  # what is known in the ways that are gone
+_FLAGS: Slot[list[tuple[Expr, TracedTensor]]] = Slot(list)  # truths that say whether there is a tensor
+
+
+def _joins_behind(vm: Machine, code: Code, at: int) -> list[int]:
+    """Where the ways of an instruction meet that reads an `Either`."""
+    operation = UNIFORM[code.ops[at]]
+    if operation.suspends or (code, at) in vm.world.symbols.history.learnt.apart:
+        return []
+    if operation.goes == "branches":
+        return joins_of(code, at)
+    return [at + 1] if operation.goes == "on" else []
+
+
+def _in_place(code: Code, at: int) -> bool:
+    return code.ops[at] == "BINARY_OP" and OPERATORS[code.args[at]].in_place is not None
+
+
+def _is_apart(vm: Machine, frame: Frame, either: Either) -> bool:
+    """Whether nobody can tell if an operator in place, whose left operand it is, writes to the tensor or makes another
+    one: neither autograd nor the program, which has it where the result is put."""
+    if not (either.made and is_fresh(either)):
+        return False
+    state = State(vm)
+    held = [*frame.locals, *frame.stack[:-2], *[value for _, inner in state.kept.values() for _, value in inner]]
+    same = [value for value in held if type(value) is TracedTensor and value.group is either.tensor.group]
+    return len(same) == 1 and sum(value is either for value in held) <= 1
+
+
+def attempted(vm: Machine, frame: Frame, fork: Callable[[], None]) -> str | None:
+    """Let a fork happen; or answer why it cannot be, and the machine is where it was."""
+    frames, at, trace = list(vm.frames), frame.pc, vm.trace
+    try:
+        fork()
+    except (KeyboardInterrupt, Passed):
+        raise
+    except BaseException as error:
+        why = getattr(error, "reason", None) or f"a way of it raises {type(error).__name__}"
+        vm.frames[:], vm.trace, vm.progress.lost, frame.pc = frames, trace, None, at
+        return str(why)
+    return None
+
+
+Beginning = tuple[int, list[object]]
+"""The instruction that a way begins with, and the stack there."""
+
+
+def _fork(
+    vm: Machine,
+    frame: Frame,
+    condition: object,
+    beginnings: list[Beginning],
+    joins: list[int],
+    sure: Sequence[TracedTensor] = (),
+) -> None:
     if vm.world.journal.forks >= _DEEPEST:
         raise vm.unsupported("branches in branches, too deep", "control_flow")
     if isinstance(condition, _SYMBOLIC):
         condition = data.as_tensor(vm.trace, condition)
     if type(condition) is not TracedTensor or condition.numel() != 1:
         raise vm.unsupported("a branch on what is not one number", "control_flow")
-    tick, starts = frame.tick, {wanted: target, not wanted: frame.pc}
+    tick = frame.tick
     if not vm.world.journal.forks:
         vm.world.journal.ways = 0
     vm.world.journal.forks += 1
     refused: Unsupported | None = None
     try:
         before = State(vm)
-        for join in joins_of(code, at):
+        for join in joins:
             if refused is not None and vm.world.journal.ways > _MOST_WAYS:
                 break  # the ways between would be gone again for each branch in them
-            refused = _try(vm, frame, (starts[True], starts[False]), join, before, condition)
+            refused = _try(vm, frame, beginnings, join, before, condition, sure)
             if refused is None:
                 return
             forgive(refused)
@@ -87,15 +187,25 @@ def fork(vm: Machine, frame: Frame, condition: object, target: int, wanted: bool
 
 
 def _try(
-    vm: Machine, frame: Frame, starts: tuple[int, int], join: int, before: State, condition: TracedTensor
+    vm: Machine,
+    frame: Frame,
+    beginnings: list[Beginning],
+    join: int,
+    before: State,
+    condition: TracedTensor,
+    sure: Sequence[TracedTensor],
 ) -> Different | None:
     """Join the ways at an instruction; if they differ there, everything is as before and the difference is answered."""
     where, place = vm.trace.where, (frame.code, frame.pc - 1)
     ways: list[Way] = []
     try:
-        for start in starts:
-            ways.append(_go(vm, frame, start, join, before))
-            if len(ways) < len(starts):
+        for truth, (start, stack) in zip((True, False), beginnings):
+            _SUPPOSED.of(vm).append((condition, truth))
+            try:
+                ways.append(_go(vm, frame, start, list(stack), join, before))
+            finally:
+                _SUPPOSED.of(vm).pop()
+            if len(ways) < len(beginnings):
                 ways[-1].undo(frame, before)
     except Passed as error:
         frame.pc = place[1] + 1
@@ -103,7 +213,7 @@ def _try(
     finally:
         vm.trace.where = where
     try:
-        _join(vm, frame, condition, join, before, ways, place)
+        _join(frame, _Merge(vm, before, ways, condition, sure), join, place)
     except Different as error:
         ways[-1].undo(frame, before)
         frame.pc = place[1] + 1
@@ -134,14 +244,14 @@ class Way:
         frame.stack[:], frame.locals[:] = self.start
 
 
-def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
-    """Interpret one way, from instruction `start` to where it meets the other."""
+def _go(vm: Machine, frame: Frame, start: int, stack: list[object], join: int, before: State) -> Way:
+    """Interpret one way, from instruction `start` with this stack to where it meets the other."""
     vm.world.journal.ways += 1
     code, depth, base = frame.code, len(vm.frames), vm.base
     beginning, errors = Start(list(frame.stack), list(frame.locals)), list(frame.exceptions)
     bound = code.bound
     assert bound is not None
-    frame.pc, vm.base = start, depth - 1
+    frame.pc, frame.stack[:], vm.base = start, stack, depth - 1
     code.bound = list(bound)
     for index, (handler, arg) in enumerate(bound):
         if index == join or code.ops[index] == "RETURN_VALUE":
@@ -163,13 +273,20 @@ def _go(vm: Machine, frame: Frame, start: int, join: int, before: State) -> Way:
     if len(errors) != len(frame.exceptions) or any(a is not b for a, b in zip(errors, frame.exceptions)):
         raise vm.unsupported("a way of a branch handles an exception", "control_flow")
     part.check(writes=True)
-    for outer in part.written():
-        _check_unsaved(vm, part, outer)
     end = Start(list(frame.stack), list(frame.locals))
     for old, new in zip(beginning.locals, end.locals):
         if old is not new and old is not MISSING and is_finalised(old):
             raise vm.unsupported("a way of a branch drops an object whose end can be seen", "control_flow")
     return Way(part, beginning, end, before.changed(), before.writes())
+
+
+def _check_writes(vm: Machine, first: Part, second: Part) -> None:
+    """What one way alone writes to is nothing that autograd may have saved."""
+    both = set(map(id, first.written())) & set(map(id, second.written()))
+    for part in (first, second):
+        for outer in part.written():
+            if id(outer) not in both:
+                _check_unsaved(vm, part, outer)
 
 
 def _check_unsaved(vm: Machine, part: Part, written: TracedTensor) -> None:
@@ -189,7 +306,7 @@ def _stopping(frame: Frame, handler: Callable[..., Any], meets: bool) -> Callabl
 
     def stop(vm: Machine, current: Frame, arg: object) -> object:
         if current is not frame:
-            return handler(vm, current, arg)
+            return None if vm.settle and vm.settle(vm, current, handler, arg) else handler(vm, current, arg)
         if not meets:
             raise vm.unsupported("a way of a branch returns", "control_flow")
         current.pc -= 1
@@ -202,12 +319,10 @@ def _stopping(frame: Frame, handler: Callable[..., Any], meets: bool) -> Callabl
 # ---- where the ways meet ---------------------------------------------------------------------------------------------
 
 
-def _join(
-    vm: Machine, frame: Frame, pred: TracedTensor, join: int, before: State, ways: list[Way], place: object
-) -> None:
+def _join(frame: Frame, merge: _Merge, join: int, place: object) -> None:
     """Make the state of the program what it is after either way; it is now that after the second one."""
-    first, second = ways
-    merge = _Merge(vm, before, ways, pred)
+    first, second = merge.ways
+    _check_writes(merge.vm, first.part, second.part)
     for merges in (False, True):
         if merges:
             merge.choose()
@@ -259,12 +374,18 @@ class _Merge:
     """What stands in one place after either way. Used twice: first the pairs of tensors are found, between which the
     graph chooses, then their values are put in place (`results`)."""
 
-    def __init__(self, vm: Machine, before: State, ways: list[Way], pred: TracedTensor) -> None:
-        self.vm, self.before, self.ways, self.pred = vm, before, ways, pred
+    def __init__(
+        self, vm: Machine, before: State, ways: list[Way], pred: TracedTensor, sure: Sequence[TracedTensor]
+    ) -> None:
+        self.vm, self.before, self.ways, self.pred, self.sure = vm, before, ways, pred, sure
         self.pairs: dict[tuple[int, int], tuple[TracedTensor, TracedTensor]] = {}
         self.results: dict[tuple[int, int], TracedTensor] | None = None
         self.numbers: dict[tuple[int, int], tuple[TracedTensor, TracedTensor]] = {}
         self.chosen: dict[tuple[int, int], object] = {}  # the numbers between which the graph chooses
+        self.paired: dict[
+            tuple[str, int, int], tuple[TracedTensor, TracedTensor]
+        ] = {}  # what parts of an `Either` are made of
+        self.fresh: dict[tuple[int, int], bool] = {}
         self.partners: dict[int, Any] = {}  # the new object of the other way that a new object goes with, by id
         self.merged: dict[tuple[int, int], Any] = {}
 
@@ -285,18 +406,20 @@ class _Merge:
                 for side, part in enumerate(parts)
             ]
             self._check_written(written, ways)
-            results = choose(vm.trace, pred, ways)
+            results = choose(vm.trace, pred, ways, sure=self.sure)
             if written and any(result.requires_grad for result in results):
                 raise vm.unsupported("a way of a branch with a history writes to an older tensor", "control_flow")
             for outer, value in zip(written, results[len(pairs) :]):
                 vm.evaluate(torch.Tensor.copy_, [outer, value])
-            for result, (tensor, _) in zip(results, pairs):
-                if result.requires_grad != tensor.requires_grad:
+            for result, pair in zip(results, pairs):
+                if result.requires_grad != any(each.requires_grad for each in pair):
                     raise vm.unsupported("a way of a branch gives a tensor another history", "control_flow")
             self.results = dict(zip(self.pairs, results))
         for key, (first, second) in self.numbers.items():
             number = self.results.get((id(first), id(second)))
-            self.chosen[key] = _read(vm.trace, _chosen(pred, first, second) if number is None else number)
+            chosen = self.chosen[key] = _read(vm.trace, _chosen(pred, first, second) if number is None else number)
+            if isinstance(chosen, torch.SymBool) and key == (id(True), id(False)):
+                _FLAGS.of(vm).append((chosen.node.expr, pred))
 
     def _check_written(self, written: list[TracedTensor], ways: Sequence[tuple[Part, list[TracedTensor]]]) -> None:
         """What either way writes to from outside is given its new value after them: so it has to be alone in its
@@ -320,13 +443,19 @@ class _Merge:
         if type(a) is Deferred or type(b) is Deferred:
             a, b = (self.vm.world.wrap(x.real, x.source) if type(x) is Deferred else x for x in (a, b))
             return self.value(a, b)
+        a = a.tensor if type(a) is Either and a.flag is self.pred else a
+        b = b.number if type(b) is Either and b.flag is self.pred else b
         cls = type(a)
         if cls in _NUMBERS and _NUMBERS[cls] is _NUMBERS.get(type(b)) and not _is_same_number(a, b):
             return self._number(a, b)
+        if cls is not type(b) and all(type(each) in _SETTLED for each in (a, b)):
+            return self._either(a, b)
         if cls is not type(b):
             raise self.refused(f"the ways of a branch leave {_named(a)} and {_named(b)}")
         if cls is TracedTensor:
             return self._tensor(a, b)
+        if cls is Either:
+            return self._either(a, b)
         if cls in CONSTANT_TYPES:
             if not same_constant(a, b):
                 raise self.refused(f"the ways of a branch leave two values: {_named(a)} and {_named(b)}")
@@ -336,6 +465,74 @@ class _Merge:
         if id(a) in self.before.seen or id(b) in self.before.seen:
             raise self.refused(f"the ways of a branch leave two objects: {_named(a)} and {_named(b)}")
         return self._object(a, b)
+
+    def _either(self, a: object, b: object) -> object:
+        """A tensor or a number, where one way leaves a tensor, the other a number. Numbers of two types are none."""
+        key = id(a), id(b)
+        if key in self.merged:
+            return self.merged[key]
+        fresh = self.fresh.setdefault(key, all(map(is_fresh, (a, b))))  # before anything reads them
+        flags, tensors, numbers = zip(*map(_alternatives, (a, b)))
+        if all(tensor is None for tensor in tensors):
+            raise self.refused(f"the ways of a branch leave {_named(a)} and {_named(b)}")
+        number = self.value(*numbers) if MISSING not in numbers else self._sole(numbers)
+        tensor, flag = self._either_tensor(key, *tensors), self._either_flag(key, *flags)
+        if self.results is None:
+            return None
+        self.vm.settle = settle
+        merged = self.merged[key] = Either(cast(TracedTensor, flag), cast(TracedTensor, tensor), number)
+        kept = any(tensor is each for each in tensors) and not any(tensor is each for each in self.sure)
+        merged.made = not kept and all(each.made for each in (a, b) if type(each) is Either)
+        merged.fresh = fresh
+        return merged
+
+    def _sole(self, numbers: Sequence[object]) -> object:
+        """The number of the one way that has one."""
+        side = int(numbers[0] is MISSING)
+        known = self._symbolic(numbers[side], self.ways[side].part)
+        if known is not None and known._trace is not self.vm.trace:
+            raise self.refused("a way of a branch leaves a number that only it has")
+        return numbers[side]
+
+    def _either_tensor(self, key: tuple[int, int], *tensors: TracedTensor | None) -> object:
+        known = [tensor for tensor in tensors if tensor is not None]
+        if len(known) == 1 and known[0]._trace is not self.ways[tensors.index(known[0])].part:
+            return known[0]  # from before
+        if len(known) == 2:
+            return self.value(*known)
+        return self._paired(
+            ("tensor", *key), *[self._like(known[0], tensor, way) for tensor, way in zip(tensors, self.ways)]
+        )
+
+    def _like(self, known: TracedTensor, tensor: TracedTensor | None, way: Way) -> TracedTensor:
+        """What stands for a tensor in the way that has none."""
+        if tensor is not None:
+            return tensor
+        self.check_plain(known)
+        node = way.part.filled(known.meta._replace(requires_grad=False), 0)
+        return cast(TracedTensor, way.part.wrap(node))
+
+    def _either_flag(self, key: tuple[int, int], first: object, second: object) -> object:
+        if isinstance(first, bool) and isinstance(second, bool):
+            truth = self.pred.detach().reshape(()).ne(0)
+            return truth if first else truth.logical_not()
+        if first is second:
+            return first
+        flags = [
+            way.part.wrap(way.part.call(aten.full.default, [], flag, dtype=torch.bool, device=self.pred.device))
+            if isinstance(flag, bool)
+            else flag
+            for flag, way in zip((first, second), self.ways)
+        ]
+        return self._paired(("flag", *key), *cast(list[TracedTensor], flags))
+
+    def _paired(self, key: tuple[str, int, int], first: TracedTensor, second: TracedTensor) -> object:
+        """A result of the branch: of the tensors that were found first."""
+        first, second = self.paired.setdefault(key, (first, second))
+        if self.results is not None:
+            return self.results[id(first), id(second)]
+        self.pairs[id(first), id(second)] = first, second
+        return None
 
     def _number(self, a: object, b: object) -> object:
         """A number of the graph, as the condition chooses between two."""
@@ -378,15 +575,24 @@ class _Merge:
         )
         if not alike:
             raise self.refused("the ways of a branch leave tensors of different shapes or types")
-        if not same_sizes(first.stride, second.stride) or not is_dense(first.shape, first.stride):
+        if not same_sizes(first.stride, second.stride):
             raise self.refused("the ways of a branch leave tensors of different layouts")
-        if any(map(_is_special, (a, b))):
-            raise self.refused("the ways of a branch leave tensors of special kinds")
+        self.check_plain(a)
+        self.check_plain(b)
         key = id(a), id(b)
         if self.results is None:
             self.pairs[key] = a, b
+            self.fresh.setdefault(key, is_fresh(a) and is_fresh(b))
             return None
+        if self.fresh[key]:
+            self.results[key].node.meta["fresh"] = True
         return self.results[key]
+
+    def check_plain(self, tensor: TracedTensor) -> None:
+        if not is_dense(tensor.meta.shape, tensor.meta.stride):
+            raise self.refused("a way of a branch leaves a tensor with gaps")
+        if _is_special(tensor):
+            raise self.refused("a way of a branch leaves a tensor of a special kind")
 
     def _object(self, a: Any, b: Any) -> Any:
         """Objects that the ways have made: they are alike if what is in them is."""
@@ -446,7 +652,10 @@ class _Merge:
         assert self.results is not None
         for side, way in enumerate(self.ways):
             known: dict[int, AliasGroup] = {}
+            unseen = {(id(first), id(second)) for (what, *_), (first, second) in self.paired.items() if what == "flag"}
             for key, result in self.results.items():
+                if key in unseen:
+                    continue
                 own = self.pairs[key][side].group
                 for group in self.vm.world.aliases.of(own):
                     origin = way.part.origin(group)
@@ -484,6 +693,16 @@ def _read(trace: Trace, tensor: TracedTensor) -> object:
 def _is_special(tensor: TracedTensor) -> bool:
     marked = tensor.face is not None or tensor.attributes or isinstance(tensor, torch.nn.Parameter)
     return bool(marked or tensor.is_conj() or tensor.is_neg() or not tensor.counts)
+
+
+_SETTLED = frozenset({TracedTensor, Either, *_NUMBERS})
+
+
+def _alternatives(value: object) -> tuple[object, TracedTensor | None, object]:
+    """Whether it is a tensor, the tensor, and the number."""
+    if type(value) is Either:
+        return value.flag, value.tensor, value.number
+    return (True, value, MISSING) if type(value) is TracedTensor else (False, None, value)
 
 
 _BASES = (object, dict, collections.OrderedDict)

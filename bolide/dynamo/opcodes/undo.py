@@ -4,6 +4,10 @@ Values are ordinary objects, which native code changes in place. So a `State` ke
 reached from the program's frames and from what has been written to the outside world. Writes to overlays and to cells
 of the outside world go through a journal. Lists, dicts, instances and cells can be put back; of whatever else has
 changed it is said (`Unsupported`), as of what cannot be looked into.
+
+Also `Either`: what is there after the ways of a branch where one leaves a tensor, the other a number. It is moved about
+as it is. An instruction that reads it is a branch again, whose ways have the tensor and the number (`forks.settle`);
+what leaves the program is chosen when the graph has run.
 """
 
 from __future__ import annotations
@@ -14,15 +18,18 @@ import functools
 import operator
 import re
 import types
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import numpy
 import torch
 
+from bolide.dynamo.bytecode.uniform import UNIFORM
 from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.native_calls import is_native
 from bolide.dynamo.machine.numbers import is_generator
 from bolide.dynamo.policy import is_python_class
+from bolide.dynamo.program.captured import call_of
 from bolide.dynamo.program.kinds import (
     BOUND_BUILTINS,
     CONSTANT_TYPES,
@@ -38,7 +45,9 @@ from bolide.dynamo.world.frames import Frame, Generator
 from bolide.dynamo.world.iterators import DICT_ITERATORS, REDUCIBLE, SET_ITERATOR, Stream, reduced
 from bolide.dynamo.world.outside import Deferred, Outside, is_finalised
 from bolide.dynamo.world.parts import Write
+from bolide.dynamo.world.rebuild import RECIPES
 from bolide.support.errors import Unsupported
+from bolide.support.origins import is_plumbing
 from bolide.tracing import TracedTensor, modes
 from bolide.tracing.tensor import AliasGroup
 
@@ -65,6 +74,8 @@ def contents(vm: Machine, value: Any) -> Contents | None:
         return None
     if cls is TracedTensor:
         return _of_tensor(value)
+    if cls is Either:
+        return [("flag", value.flag), ("tensor", value.tensor), ("number", value.number)]
     if isinstance(value, torch.Tensor) and not isinstance(value, TracedTensor):
         return None  # of the outside world: what is written to it goes through an input
     if isinstance(value, type):
@@ -317,3 +328,119 @@ def reachable_groups(vm: Machine) -> set[int]:
     """The storages of all tensors that the program still has, by id."""
     state = State(vm)
     return {id(value.group) for value in state.seen.values() if isinstance(value, TracedTensor)}
+
+
+# ---- a tensor or a number --------------------------------------------------------------------------------------------
+
+
+def _refuse(self: object, *args: object) -> NoReturn:
+    raise Unsupported("native code reads a tensor or a number, as data decide", kind="control_flow")
+
+
+class Either:
+    """The tensor where `flag` is true, else the number. All are values of the graph, or constants. `made`: the graph
+    makes the tensor, for nothing where it is the number. `fresh`: it is a new one then that autograd has not saved."""
+
+    __slots__ = ("flag", "fresh", "made", "number", "tensor")
+
+    def __init__(self, flag: TracedTensor, tensor: TracedTensor, number: object) -> None:
+        self.flag, self.tensor, self.number = flag, tensor, number
+        self.made = self.fresh = False
+
+    __repr__ = __str__ = __format__ = __reduce_ex__ = __bool__ = __eq__ = __hash__ = _refuse  # type: ignore[assignment]
+
+
+def _taken(flag: object, tensor: object, number: object) -> object:
+    return tensor if flag else number
+
+
+RECIPES[Either] = lambda rebuilder, value: call_of(
+    _taken, *map(rebuilder.recipe, (value.flag, value.tensor, value.number))
+)
+
+_MOVES = frozenset(
+    {
+        *("POP_TOP", "STORE_FAST", "STORE_DEREF", "STORE_GLOBAL", "STORE_NAME", "COPY", "SWAP", "END_SEND"),
+        *("BUILD_TUPLE", "BUILD_LIST", "BUILD_MAP", "BUILD_CONST_KEY_MAP", "LIST_APPEND", "MAP_ADD", "LIST_EXTEND"),
+        *("DICT_UPDATE", "DICT_MERGE", "LIST_TO_TUPLE", "RETURN_VALUE", "YIELD_VALUE", "MAKE_FUNCTION"),
+    }
+)
+_PEEKS = ("GET_LEN", "MATCH_KIND", "MATCH_KEYS")  # they leave on the stack what they read
+
+
+def read_here(vm: Machine, frame: Frame) -> Either | None:
+    """What the instruction reads that stands in front of the top frame's next one."""
+    at = frame.pc - 1
+    name, arg = frame.code.ops[at], frame.code.args[at]
+    if name in _MOVES:
+        return None
+    count = 1 if name in _PEEKS else UNIFORM[name].taken(arg)
+    operands = frame.stack[-count:] if count else []
+    if UNIFORM[name].calls:
+        if any(_is_entered(vm, value) for value in operands[:2]):
+            return None
+        if any(_is_of_torch(value) for value in operands[:2]):
+            return _found(operands)
+    return next((value for value in operands if type(value) is Either), None)
+
+
+def _is_entered(vm: Machine, value: object) -> bool:
+    """Whether a call of it is interpreted: what reads its arguments is in there."""
+    function = value.__func__ if type(value) is types.MethodType else value
+    return (
+        type(function) is types.FunctionType
+        and not is_native(vm, function)
+        and not is_plumbing(function.__code__.co_filename)
+    )
+
+
+def _is_of_torch(value: object) -> bool:
+    """Whether it is a function of torch's, which writes to no list that it is given."""
+    module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
+    return callable(value) and type(module) is str and module.partition(".")[0] == "torch"
+
+
+def _found(values: Sequence[object]) -> Either | None:
+    for value in values:
+        if type(value) is Either:
+            return value
+        if type(value) in (list, tuple, dict):
+            found = _found(list(value.values()) if type(value) is dict else value)  # type: ignore[arg-type]
+            if found is not None:
+                return found
+    return None
+
+
+def settled(values: Sequence[object], either: Either, choice: object) -> list[object]:
+    """Operands of an instruction with what was chosen."""
+    return [_settled(value, either, choice) for value in values]
+
+
+def _settled(value: object, either: Either, choice: object) -> object:
+    if value is either:
+        return choice
+    if type(value) is Either or _found([value]) is None:
+        return value
+    if type(value) is dict:
+        return dict(zip(value, settled(list(value.values()), either, choice)))
+    items = settled(value, either, choice) if type(value) in (list, tuple) else []  # type: ignore[arg-type]
+    return tuple(items) if type(value) is tuple else items
+
+
+_NOT_SAVED = frozenset(
+    getattr(getattr(torch.ops.aten, name), overload)
+    for name, overload in (
+        *(("add", "Tensor"), ("sub", "Tensor"), ("mul", "Tensor"), ("div", "Tensor"), ("neg", "default")),
+        *(("sum", "default"), ("sum", "dim_IntList"), ("mean", "default"), ("mean", "dim")),
+    )
+)
+"""Operations whose derivative does not read their result."""
+
+
+def is_fresh(value: object) -> bool:
+    """Whether a way leaves a number, or a tensor that autograd has not saved there."""
+    if type(value) is Either:
+        return value.fresh and not value.tensor.node.users
+    if type(value) is not TracedTensor:
+        return True
+    return not value.node.users and (value.node.target in _NOT_SAVED or "fresh" in value.node.meta)

@@ -362,8 +362,8 @@ class Branches:
 
     `differentiable`: the operands that gradients are asked for, `derived` the results that have one. Where it is a
     gradient, `reach` says, for each way and each tangent (its last operands), to which results that one contributes:
-    what none reaches is None in eager. `always`: there it is zero. Its other operands are those at `read` of what it is
-    the gradient of."""
+    what none reaches is None in eager. `always`: there it is zero; so it is for the operands at `sure`. Its other
+    operands are those at `read` of what it is the gradient of."""
 
     graphs: tuple[fx.GraphModule, ...]
     operands: int
@@ -373,6 +373,7 @@ class Branches:
     reach: tuple[tuple[tuple[bool, ...], ...], ...] = ()
     read: tuple[int, ...] = ()
     always: bool = False
+    sure: tuple[int, ...] = ()
     gradient: Branches | None = field(default=None, repr=False)
 
     def derive(self) -> Branches:
@@ -381,8 +382,8 @@ class Branches:
         if self.gradient is None:
             tangents = [self.metas[place] for place in self.derived]
             graphs, reach = zip(*[_derivative(graph, self, tangents) for graph in self.graphs])
-            if self.always:
-                reach = ((((True,) * len(self.differentiable)),) * len(tangents),) * len(graphs)
+            sure = [self.always or place in self.sure for place in self.differentiable]
+            reach = tuple([tuple([_either(sure, tangent) for tangent in way]) for way in reach])
             slots = [node.meta["val"] for node in placeholders(self.graphs[0])]
             metas = tuple([row_major(slots[place]) for place in self.differentiable])
             read = _read_operands(graphs, self.operands)
@@ -398,6 +399,10 @@ class Branches:
         """Whether it depends on the way that is taken which operands have a gradient."""
         first, second = self.derive().reach
         return first != second
+
+
+def _either(first: Sequence[bool], second: Sequence[bool]) -> tuple[bool, ...]:
+    return tuple([a or b for a, b in zip(first, second)])
 
 
 def _read_operands(graphs: Sequence[fx.GraphModule], operands: int) -> tuple[int, ...]:
@@ -473,10 +478,11 @@ def choose(
     ways: Sequence[tuple[Part, list[TracedTensor]]],
     again: bool = False,
     always: bool = False,
+    sure: Sequence[TracedTensor] = (),
 ) -> list[TracedTensor]:
     """The results of the part that the data `pred` choose: the operation `bolide::branch`, with its gradient. `again`:
     it is no part of a program, but of one that is derived. `always`: as those of `torch.cond`, all results have a
-    gradient if an operand does, and what a way does not use has zeros.
+    gradient if an operand does, and what a way does not use has zeros. `sure`: operands that have zeros then.
 
     Raises Unsupported for results that differ in more than their values, or that cannot be differentiated."""
     parts = [part for part, _ in ways]
@@ -485,11 +491,12 @@ def choose(
     place = Places(outer, parts)
     grad = torch.is_grad_enabled()
     every = always and _requires(outer)
-    pairs = enumerate(zip(*[results for _, results in ways]))
+    pairs = enumerate(zip(*[_histories(part, results) for part, results in ways]))
     derived = [at for at, pair in pairs if grad and (_requires(pair) or (every and is_continuous(pair[0])))]
     wanted = [index for index, operand in enumerate(outer) if operand.requires_grad and derived]
     graphs = tuple([place.graph_of(part, results, metas) for part, results in ways])
-    table = Branches(graphs, len(outer), tuple(metas), tuple(wanted), tuple(derived), always=always)
+    zeros = tuple([index for index, operand in enumerate(outer) if any(operand is each for each in sure)])
+    table = Branches(graphs, len(outer), tuple(metas), tuple(wanted), tuple(derived), always=always, sure=zeros)
     if wanted and any(_decides_inside(part) for part in parts):
         reason = "a branch in a way of another one decides which gradients there are"
         raise Unsupported(reason, trace.where, kind="control_flow")
@@ -504,6 +511,12 @@ def choose(
     if not wanted:
         return list(_recorded(trace, pred, outer, sizes, handle))
     return list(Choice.apply(trace, handle, sizes, again, pred, *outer))  # type: ignore[no-untyped-call]
+
+
+def _histories(part: Part, results: Sequence[TracedTensor]) -> list[TracedTensor]:
+    """For each result of a way what has its history: an operand, if that is what is left as it was."""
+    operands = {id(part.adopt(operand)): operand for operand in part.operands}
+    return [operands.get(id(result), result) for result in results]
 
 
 def _decides_inside(part: Part) -> bool:
@@ -533,7 +546,9 @@ def replayed(
         with part.alone():
             values = list(run_again(part, graph, [*operands, *sizes]))
         ways.append((part, [part.adopt(value) for value in values]))
-    return tuple(choose(trace, pred, ways, again=True, always=branches.always))
+    return tuple(
+        choose(trace, pred, ways, again=True, always=branches.always, sure=[operands[at] for at in branches.sure])
+    )
 
 
 REPLAYED: dict[object, Callable[..., Sequence[torch.Tensor]]] = {

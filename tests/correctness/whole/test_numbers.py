@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from tests.ordinary_tools import check_whole, picture
 
@@ -80,5 +81,73 @@ def test_questions_about_the_type_of_a_number_do_not_need_its_value() -> None:
     def program(compile: Any) -> object:
         compiled = compile(asking)
         return [differentiated(compiled, torch.randn(n, 4), n + 2) for n in (3, 6, 5, 9)]
+
+    check_whole(program)
+
+
+def counted(x: Tensor, w: Tensor) -> Any:
+    total = 0
+    for row in x:
+        if row.sum() > 0:
+            total += (row * w).mean()
+    return total, total * 2
+
+
+def collected(x: Tensor, w: Tensor) -> Any:
+    losses, kept = [], {"least": 0.0, "most": 0.0}
+    for row in x[:2]:
+        loss = 0
+        if row.mean() > 0.1:
+            loss = (row @ w).cos()
+        losses.append(loss)
+    if x.max() > 1.5:
+        kept["most"] = kept["most"] + x.max()
+    return sum(losses) + x.sum(), kept
+
+
+def asked(x: Tensor, w: Tensor) -> Any:
+    scale = 1.0
+    if x[0].sum() > 0:
+        scale = w.mean()
+    if isinstance(scale, Tensor):
+        scale = scale.exp()
+    return scaled(x, scale) + float(scale), scale is None
+
+
+def scaled(x: Tensor, scale: Any) -> Tensor:
+    return x * scale - torch.clamp(x, max=scale)
+
+
+def clipped(x: Tensor, w: Tensor) -> Any:
+    rate = w.detach().clone()
+    rate.mul_(min(1.0, 1.0 / (x.detach().norm() + 1e-6)))
+    return rate * x / max(x.abs().max(), 1e-3)
+
+
+def either_of_two(x: Tensor, w: Tensor) -> Any:
+    y, z = x * w, x.cos()
+    kept = y if x.sum() > 0 else z
+    return max(kept.sum(), w.sum(), 0.5) * x
+
+
+LEFT: list[Callable[..., Any]] = [counted, collected, asked, clipped, either_of_two]
+
+
+@pytest.mark.parametrize("function", LEFT, ids=lambda function: function.__name__)
+def test_ways_of_branches_that_leave_a_tensor_or_a_number(function: Callable[..., Any]) -> None:
+    """One version for all sizes. What the way taken does not use has no gradient."""
+
+    def outcome(function: Callable[..., Any], x: Tensor, w: Tensor) -> object:
+        leaves = [value.clone().requires_grad_() for value in (x, w)]
+        results = function(*leaves)
+        parts = [part for part in pytree.tree_leaves(results) if isinstance(part, Tensor) and part.requires_grad]
+        if parts:
+            sum(part.square().sum() * (k + 1) for k, part in enumerate(parts)).backward()
+        return picture(results), [leaf.grad for leaf in leaves]
+
+    def program(compile: Any) -> object:
+        compiled = compile(function)
+        given = [(torch.randn(3, n) + shift, torch.randn(n)) for n in (4, 7, 5) for shift in (-2, 0, 0.5, 2)]
+        return [outcome(compiled, x * random.choice((0.1, 1)), w) for x, w in given]
 
     check_whole(program)
