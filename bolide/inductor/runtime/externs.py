@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -46,3 +46,58 @@ weight_gradient = operator(
     "conv_weight_gradient(Tensor grad, Tensor x, int[] size, int[] stride, int[] padding, int[] dilation) -> Tensor",
     conv_weight_gradient,
 )
+
+
+# ---- products of groups of rows, each with a matrix of its own -------------------------------------------------------
+
+
+def _groups(ends: torch.Tensor) -> Iterator[tuple[int, slice]]:
+    """The groups that have rows, by number; each begins where the one before ends."""
+    start = 0
+    for group, end in enumerate(ends.tolist()):
+        if start != end:
+            yield group, slice(start, end)
+        start = end
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor) -> None:
+    """a @ b, by the library that is fastest."""
+    rows, columns = b.shape
+    packed = b.stride() in ((columns, 1), (1, rows))
+    by_columns = a.stride(1) != 1
+    if packed and libraries.fastest(a.dtype, a.shape[0], rows, columns, by_columns=by_columns) == "onednn":
+        into.copy_(torch.ops.mkldnn._linear_pointwise.default(a, b.t(), None, "none", [], ""))
+    else:
+        torch.mm(a, b, out=into)
+
+
+def grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Rows of `a` (S, K) times the matrix of their group in `b` (G, K, N); a group's rows end at `ends`, what is in
+    none is 0."""
+    product = a.new_zeros(a.shape[0], b.shape[2])
+    for group, rows in _groups(ends):
+        _multiply(a[rows], b[group], product[rows])
+    return product
+
+
+def grouped_gradients(
+    a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, grad: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of `grouped_product`."""
+    to_a, to_b = torch.zeros_like(a), torch.zeros_like(b)
+    for group, rows in _groups(ends):
+        _multiply(grad[rows], b[group].t(), to_a[rows])
+        _multiply(a[rows].t(), grad[rows], to_b[group])
+    return to_a, to_b
+
+
+GROUPED = {
+    "transformers::grouped_mm_fallback": operator(
+        "grouped_product(Tensor a, Tensor b, Tensor ends) -> Tensor", grouped_product
+    ),
+    "transformers::grouped_mm_fallback_backward": operator(
+        "grouped_gradients(Tensor a, Tensor b, Tensor ends, Tensor grad) -> (Tensor, Tensor)", grouped_gradients
+    ),
+}
+"""Operators of other makers that multiply groups of rows by ATen, and what computes the same, for float types that
+oneDNN takes: experts of a mixture have few rows each, which oneDNN multiplies in half of MKL's time."""

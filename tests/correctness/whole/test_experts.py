@@ -313,3 +313,33 @@ def test_a_history_does_not_see_what_is_written_after_its_branch() -> None:
                 y = results[0] if fn is outer else results + x
                 gradients.append(torch.autograd.grad(y.sum(), x)[0])
             torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_groups_of_rows(dtype: torch.dtype) -> None:
+    """The operators with which transformers multiplies: groups without rows, rows without a group, sizes where either
+    library is faster, and operands in any layout."""
+    moe = pytest.importorskip("transformers.integrations.moe")
+    chance = random.Random(SEED)
+    torch.manual_seed(chance.randint(0, 1 << 30))
+
+    def experts(x: Tensor, first: Tensor, second: Tensor, ends: Tensor) -> Tensor:
+        multiply = torch.ops.transformers.grouped_mm_fallback
+        return multiply(torch.relu(multiply(x.t(), first, ends)), second.transpose(1, 2), ends).sin()
+
+    assert moe is not None
+    compiled = bolide.compile(experts)
+    for _ in range(4):
+        groups, rows, inner = chance.randint(1, 5), chance.randint(1, 150), chance.choice((3, 64, 256))
+        ends = torch.tensor(sorted(chance.choices(range(rows + 1), k=groups)), dtype=torch.int32)
+        shapes = (inner, rows), (groups, inner, 2 * inner), (groups, 24, 2 * inner)
+        given = [(torch.randn(shape) / 4).to(dtype) for shape in shapes]
+        results = []
+        for function in (experts, compiled):
+            leaves = [tensor.clone().requires_grad_() for tensor in given]
+            y = function(*leaves, ends)
+            results.append([y, *torch.autograd.grad(y.square().sum(), leaves)])
+        for ours, theirs in zip(results[1], results[0]):
+            exact = {torch.float32: 1e-4, torch.float64: 1e-12, torch.bfloat16: 5e-2}[dtype]
+            torch.testing.assert_close(ours, theirs, rtol=exact, atol=exact, msg=lambda m: f"seed {SEED}: {m}")
+            assert ours.stride() == theirs.stride()
