@@ -7,6 +7,8 @@ far share one symbol.
 
 from __future__ import annotations
 
+import types
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -203,6 +205,7 @@ class SizeHistory:
         self.versions = 0  # how many the place has already, under the present modes
         self.data_symbols = True  # whether data may become symbols where the configuration leaves it open
         self.met_data = False  # whether it has, in the last attempt
+        self.functions: dict[Source, tuple[types.CodeType, weakref.ref[types.FunctionType]]] = {}  # first found there
         self.opaque: dict[object, str] = {}  # derivatives that cannot be recorded, but called when the backward runs
         self.called_for_real: dict[object, str] = {}  # what a capture must not go into, and why
 
@@ -211,6 +214,11 @@ class SizeHistory:
         backward either: then the operation is called for real."""
         known = self.called_for_real if key in self.opaque else self.opaque
         known[key] = reason
+
+    def is_made_anew(self, function: types.FunctionType, source: Source) -> bool:
+        """Whether an earlier capture has found another function there that was made of the same code."""
+        code, first = self.functions.setdefault(source, (function.__code__, weakref.ref(function)))
+        return code is function.__code__ and first() is not function
 
     def past(self, source: Source, rank: int) -> list[Values | None]:
         """The values met at a place, one for each earlier capture; None where it was not read or had another rank."""

@@ -201,7 +201,7 @@ class World:
         whole = cls in CONSTANT_TYPES and cls not in _BY_PARTS
         if cls is str and (text := WRAPPERS[str](self, real, source)) is not None:
             return text
-        if whole and not (cls is types.FunctionType and _is_made_anew(real, source)):
+        if whole and not (cls is types.FunctionType and self._is_made_anew(real, source)):
             if cls in BOUND_BUILTINS and is_bound(real):
                 return self._wrap_bound(real, source)
             if cls in IDENTITY:
@@ -312,6 +312,12 @@ class World:
         if not plain:
             traced.face = type(real)
         return traced
+
+    def _is_made_anew(self, function: types.FunctionType, source: Source) -> bool:
+        """Whether a function was probably made for this call only: a nested one that comes from the call's values, or
+        is found where another one of the same code was found before."""
+        nested = "<locals>" in function.__qualname__
+        return nested and (_is_of_call(source) or self.symbols.history.is_made_anew(function, source))
 
     def _wrap_function(self, real: types.FunctionType, source: Source) -> types.FunctionType:
         """A function that the user's program makes anew for each call: known by its code, and by its cells."""
@@ -450,8 +456,8 @@ def _is_beside(value: object, held: list[Seen]) -> bool:
 _UNUSED_LIST = 5  # references to a list that is watched: it is also among `seen` and `snapshots`
 
 
-def _is_made_anew(function: types.FunctionType, source: Source) -> bool:
-    """Whether a function was probably made for this call only: a nested one that comes from the call's values."""
-    if source.kind == "attr" and source.key not in ("cell_contents", "__func__"):
-        return False
-    return source.kind not in ("global", "object", "closure") and "<locals>" in function.__qualname__
+def _is_of_call(source: Source) -> bool:
+    """Whether what is found there probably comes with the call's values."""
+    if source.kind == "attr":
+        return source.key in ("cell_contents", "__func__")
+    return source.kind not in ("global", "object", "closure")

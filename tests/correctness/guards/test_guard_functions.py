@@ -384,3 +384,38 @@ def test_a_class_that_changes_all_the_time() -> None:
     ):
         change()
         calls()
+
+
+class Solver:
+    """Holds a function, which its owner may make anew for each call."""
+
+    def __init__(self, step: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.step = step
+
+    def solve(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.step(x + self.step(x))
+
+
+@pytest.mark.parametrize("breaks", [False, True], ids=["whole", "breaks"])
+def test_functions_made_for_each_call_that_objects_hold(breaks: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are known by their code from the second one on; what they close over, and other code, is seen."""
+    held = Solver(torch.sin)
+    layer = nn.Linear(4, 4)
+
+    def program(x: torch.Tensor, factor: float) -> torch.Tensor:
+        solver = held if factor else Solver(lambda y: layer(y))
+        if breaks:
+            print()
+        return solver.solve(x)
+
+    def steps(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda y: layer(y) * factor
+
+    compiled = bolide.compile(program, fullgraph=not breaks)
+    for call in range(12):
+        x = torch.randn(2 + call % 3, 4)
+        held.step = torch.cos if call == 7 else steps(2.0 if call < 6 else float(call))
+        torch.testing.assert_close(compiled(x, 1.0), program(x, 1.0))
+        torch.testing.assert_close(compiled(x, 0.0), program(x, 0.0))
+    assert len(compiled._bolide.entries) <= 7
+    capsys.readouterr()
