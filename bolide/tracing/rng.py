@@ -15,6 +15,7 @@ import functools
 import itertools
 import math
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -22,12 +23,21 @@ import numpy as np
 import torch
 import torch.fx
 
+from bolide.support.caches import on_reset
 from bolide.tracing.graph import operator
 from bolide.tracing.traits import traits_of
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_SEEDS = -(2**63), 2**63 - 1
+_AT_ONCE = 256
+_OFFSETS = 4  # a generator of CUDA counts draws in these
+_count_dispatch_modes = torch._C._len_torch_dispatch_stack
+_one_draws = threading.Lock()
+_ahead: dict[tuple[int, int], tuple[tuple[int, int], torch.Tensor]] = {}  # by stream: of which states
+_in_memory_of: Callable[..., torch.Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
+on_reset(_ahead.clear)
 _MASK = 0xFFFFFFFF
 
 
@@ -118,8 +128,35 @@ def _draw(
 
 
 def draw_seed(device: torch.device | None = None) -> torch.Tensor:
-    """What `bolide::rng_seed` gives: drawn from torch's generator of the device, the CPU if none is named."""
-    return torch.randint(-(2**63), 2**63 - 1, (), device=device)
+    """What `bolide::rng_seed` gives: drawn from torch's generator of the device, the CPU if none is named. Those of a
+    GPU are made ahead; but a graph of CUDA that is captured has to draw one at each replay."""
+    if device is None or device.type != "cuda" or _count_dispatch_modes() or torch.cuda.is_current_stream_capturing():
+        return torch.randint(*_SEEDS, (), device=device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return seed_ahead(torch.cuda.default_generators[index], device, (index, torch._C._cuda_getCurrentRawStream(index)))
+
+
+def seed_ahead(generator: torch.Generator, device: torch.device, stream: tuple[int, int]) -> torch.Tensor:
+    """A seed by the state of a generator, which advances. A launch for each would take the host longer than most
+    kernels that draw do: so one makes many, of which those of later states are kept for these. `stream`: what runs
+    behind the launch."""
+    with _one_draws:
+        offset = generator.get_offset()
+        generator.set_offset(offset + _OFFSETS)
+    part, place = divmod(offset // _OFFSETS, _AT_ONCE)
+    key = generator.initial_seed(), part
+    known = _ahead.get(stream)
+    if known is None or known[0] != key:
+        known = _ahead[stream] = key, _seeds(*key, device)
+    return _in_memory_of(known[1], (), (), place)
+
+
+def _seeds(seed: int, part: int, device: torch.device) -> torch.Tensor:
+    """Those of `_AT_ONCE` states."""
+    first, second, _, _ = (int(word[0]) for word in philox_words(seed, part, 1))
+    own = torch.Generator(device).manual_seed(first << 32 | second)
+    with torch.inference_mode(False):  # they may be saved for a backward pass
+        return torch.randint(*_SEEDS, (_AT_ONCE,), generator=own, device=device)
 
 
 _DRAW = "(Tensor seed, int counter, SymInt[] size) -> Tensor"

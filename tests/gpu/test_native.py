@@ -61,6 +61,14 @@ def test_flags_and_numbers_are_fetched(in_python) -> None:
     assert not in_python, in_python
 
 
+def test_the_seed_of_a_gpu_is_all_that_is_drawn_in_python(in_python) -> None:
+    compiled, x = bolide.compile(lambda x: torch.nn.functional.dropout(x, 0.5) * torch.rand_like(x)), torch.ones(400)
+    first, second = compiled(x), compiled(x)
+    assert 100 < int((first != 0).sum()) < 300 and not torch.equal(first, second)
+    (seed,) = in_python
+    assert seed.results[0].type.dtype == torch.int64
+
+
 def looked_up_twice(x, i):
     return torch.cond(x.sum() > 1e9, lambda x, i: x[i + 1], lambda x, i: x[i] * 2, (x, i))
 

@@ -53,6 +53,7 @@ from bolide.inductor.runtime import externs
 from bolide.inductor.runtime.results import Proofs, ResultCheck, asked_for, keeps_its_word, tied_views
 from bolide.symbolic import Expr
 from bolide.tracing.operations.kinds import SPARSE
+from bolide.tracing.rng import draw_seed
 
 # `torch.empty_strided` without the dispatcher, which has nothing to say here, in two fifths of the time
 _empty_strided_cpu: Callable[..., torch.Tensor] = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
@@ -426,6 +427,11 @@ def _told(step: Word | Item | Size) -> str:
 
 
 def _call(driver: _Driver, step: Call) -> None:
+    seed = externs.seed_of(step)
+    if seed is not None and seed.type.device != CPU:
+        drawn = f"{driver.constant('seed', draw_seed)}({driver.constant('device', seed.type.device)})"
+        driver.lines.append(f"{seed.name} = {drawn}")
+        return
     op = overload_of(step.operator)
     function = driver.constant("op", externs.function_of(op))
     positional, named = shown_arguments(op, step.arguments)

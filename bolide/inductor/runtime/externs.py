@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from bolide.inductor.plan import Call, TensorResult
+from bolide.inductor.plan.schemas import operator_of
 from bolide.symbolic import Expr
 from bolide.tracing import libraries
 from bolide.tracing.graph import operator
@@ -18,6 +20,15 @@ JOINING = {_aten.scatter_reduce.two: _aten.scatter_reduce.two_out}
 """Operations that join elements to a copy of their first operand, and the form that joins them to that operand."""
 SEED = (_aten.randint.low, (Expr.const(-(1 << 63)), Expr.const((1 << 63) - 1), ()))
 """The call that draws a seed, and what it is given."""
+
+
+def seed_of(step: Call) -> TensorResult | None:
+    """What a call gives that draws a seed; None of another one."""
+    op, arguments = SEED
+    if step.operator != operator_of(op) or step.arguments[: len(arguments)] != arguments:
+        return None
+    (result,) = step.results
+    return result if isinstance(result, TensorResult) and result.type.dtype == torch.int64 else None
 
 
 def function_of(op: torch._ops.OpOverload) -> Callable[..., Any]:

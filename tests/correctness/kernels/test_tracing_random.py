@@ -202,3 +202,44 @@ def test_a_gpu_has_a_seed_of_its_own() -> None:
     assert (there.device, here.device) == (cuda, torch.device("cpu"))
     seeds = [node for node in trace.graph.nodes if node.target is rng.rng_seed]
     assert [seed.meta["val"].device for seed in seeds] == [cuda, torch.device("cpu")]
+
+
+class PlayedGenerator:
+    """A generator of a GPU: a seed, and an offset that counts draws in fours."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.offset = seed, 0
+
+    def initial_seed(self) -> int:
+        return self.seed
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        assert offset % 4 == 0
+        self.offset = offset
+
+
+def test_seeds_that_are_made_ahead_follow_from_the_state() -> None:
+    """In whatever order states come, on whatever stream, and behind what was drawn by others."""
+    start, seed = random.randrange(2**40), random.randrange(2**64)
+    generator, states = PlayedGenerator(seed), [4 * (start + step) for step in range(600)]
+    found: list[tuple[int, int]] = []
+    for offset in [*states, *random.choices(states, k=200)]:
+        generator.offset, stream = offset, random.randrange(2)
+        drawn = rng.seed_ahead(generator, torch.device("cpu"), (0, stream))  # type: ignore[arg-type]
+        assert generator.offset == offset + 4
+        assert (drawn.dtype, drawn.shape) == (torch.int64, ()) and not drawn._is_view()
+        found.append((offset, int(drawn)))
+    assert len({value for _, value in found}) == len(set(found)) == len(states)
+    generator = PlayedGenerator(seed ^ 1)
+    generator.offset = states[0]
+    assert int(rng.seed_ahead(generator, torch.device("cpu"), (0, 0))) != found[0][1]  # type: ignore[arg-type]
+
+
+def test_seeds_that_are_made_in_inference_mode_serve_training() -> None:
+    generator, device = PlayedGenerator(random.randrange(2**64)), torch.device("cpu")
+    with torch.inference_mode():
+        rng.seed_ahead(generator, device, (0, 0))  # type: ignore[arg-type]
+    assert not rng.seed_ahead(generator, device, (0, 0)).is_inference()  # type: ignore[arg-type]

@@ -251,14 +251,14 @@ class _Assembler:
         return tuple([self.writer.spare_slot() if each is None else self.writer.slot(each.name) for each in tensors])
 
     def seed(self, step: Call, otherwise: PythonStep) -> bool:
-        """Draws a seed, if a call is for one: from torch's generator, as the call would."""
-        op, arguments = externs.SEED
-        generator = self.writer.generator
-        if generator is None or step.operator != operator_of(op) or step.arguments[: len(arguments)] != arguments:
+        """Draws a seed, if a call is for one: from torch's generator, as the call would; of a GPU's in Python, which
+        has some ahead."""
+        result, generator = externs.seed_of(step), self.writer.generator
+        if result is None or generator is None:
             return False
-        (result,) = step.results
-        if not isinstance(result, TensorResult) or result.type.dtype != torch.int64 or result.type.device != CPU:
-            return False
+        if result.type.device != CPU:
+            self.writer.python(otherwise)
+            return True
         self.alloc(result.name, result.type, otherwise)
         slot = self.writer.slots[result.name]
         self.writer.call(shims.SEED, [*((ops.LITERAL, address) for address in generator), (ops.DATA, slot)], otherwise)
