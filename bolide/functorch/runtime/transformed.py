@@ -20,15 +20,21 @@ Part = tuple[torch.Tensor | None, int | None]
 
 _functorch = torch._C._functorch
 _active = _functorch.peek_interpreter_stack
-_is_old = _functorch.is_legacy_batchedtensor  # those of ``is_grads_batched``, which belong to no transform
+is_batch: Callable[[torch.Tensor], bool] = _functorch.is_legacy_batchedtensor
+"""Whether it is one of ``is_grads_batched``, which belongs to no transform."""
+
+
+def is_differentiated() -> bool:
+    """Whether a transform is active here, or forward-mode differentiation."""
+    return _active() is not None or forward_ad._current_level >= 0
 
 
 def is_transformed(tangents: Tangents) -> bool:
     """Whether a transform is active here, or forward-mode differentiation, or tangents are batches."""
-    if _active() is not None or forward_ad._current_level >= 0:
+    if is_differentiated():
         return True
     for tangent in tangents:  # noqa: SIM110 (a generator would cost more than the rest)
-        if tangent is not None and _is_old(tangent):
+        if tangent is not None and is_batch(tangent):
             return True
     return False
 
@@ -40,7 +46,7 @@ def through(compute: Pullback, replay: Pullback, tangents: Tangents) -> Sequence
     def further(items: Tangents) -> Sequence[torch.Tensor | None]:
         return through(compute, replay, items)
 
-    if any(tangent is not None and _is_old(tangent) for tangent in tangents):
+    if any(tangent is not None and is_batch(tangent) for tangent in tangents):
         parts, level = _old_parts(tangents)
         return _for_each(further, parts, lambda value: torch._add_batch_dim(value, 0, level), contextlib.nullcontext())
     top = _active()
@@ -70,7 +76,7 @@ def _old_parts(tangents: Tangents) -> tuple[list[Part], int]:
 
 
 def _old_part(tangent: torch.Tensor | None, level: int) -> Part:
-    if tangent is None or not _is_old(tangent):
+    if tangent is None or not is_batch(tangent):
         return tangent, None
     once, twice = [torch._remove_batch_dim(tangent, level, length, 0) for length in (1, 2)]
     return (once, 0) if once.shape == twice.shape else (tangent, None)  # what is no batch is expanded to one

@@ -21,7 +21,7 @@ import torch.fx as fx
 from bolide.functorch.graphs import Runner
 from bolide.functorch.runtime.histories import Rest
 from bolide.functorch.runtime.second import Gradients, SecondOrder
-from bolide.functorch.runtime.transformed import Tangents, is_transformed, through
+from bolide.functorch.runtime.transformed import Tangents, is_batch, is_differentiated, is_transformed, through
 from bolide.functorch.runtime.underived import raising
 from bolide.functorch.signature import ONE_OF_SEVERAL, InputWrite, Output, is_symbolic, with_sizes, with_views
 from bolide.support.errors import Refuted, WrongResult
@@ -181,7 +181,7 @@ class Crossing:
     wrapped: Mapping[int, Form] = field(default_factory=dict)
 
 
-Pick = Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
+Pick = Callable[[tuple[object, ...]], tuple[torch.Tensor, ...]]
 """Gives some tensors of those that it is given."""
 
 BackwardFor = Callable[[tuple[int, ...]], Runner]
@@ -216,10 +216,14 @@ class Backward:
         self.twice, self.eager = twice, eager
         self.compiled, self.seen = _OncePerKey(compiled_for), _OncePerKey(seen_for)
         self.expected = [(at, stride) for at, stride in enumerate(crossing.tangents) if stride is not None]
+        self.plain = not crossing.histories and not crossing.wrapped
 
     def backward(self, ctx: Any, tangents: Tangents) -> tuple[Any, ...]:
         """The gradients of the forward's inputs."""
         try:
+            usual = self._usual(ctx, tangents)
+            if usual is not None:
+                return usual
             return self._transformed(ctx, tangents) if is_transformed(tangents) else self._gradients(ctx, tangents)
         except Exception as error:
             refuse_mistake("its backward pass", self.title, error)
@@ -243,6 +247,26 @@ class Backward:
         """The backward as a graph for the case that these results have tangents: of operations that can be done again,
         or None."""
         return self.module_for(tuple([at for at, _ in self.expected if not given[at]]))
+
+    def _usual(self, ctx: Any, tangents: Tangents) -> tuple[object, ...] | None:
+        """What `_gradients` gives, where there is nothing to heed; None where there is. It decides how long small
+        programs take."""
+        if ctx.layouts is not None or ctx.sizes or is_differentiated():
+            return None
+        if not self.plain or _is_grad_enabled() or _count_dispatch_modes() or _is_any_autocast_enabled():
+            return None
+        given = []
+        for at, stride in self.expected:
+            tangent = tangents[at]
+            if tangent is None or is_batch(tangent) or tangent.stride() != stride:
+                return None
+            if tangent.is_conj() or tangent.is_neg():
+                return None
+            given.append(tangent)
+        values = [*ctx.saved_tensors, *ctx.numbers, *given]
+        ctx.maybe_clear_saved_tensors()
+        del given
+        return tuple(self.compiled[()](values))
 
     def _gradients(self, ctx: Any, tangents: Tangents, saved: Sequence[Any] | None = None) -> tuple[Any, ...]:
         """`saved`: what the forward has saved, where it was unpacked before."""
@@ -371,7 +395,7 @@ def differentiable(
     count = crossing.results
     untracked = [index for index, stride in enumerate(crossing.tangents) if stride is None]
     read, saved = _picked(crossing.read), _picked(crossing.tensors)
-    more = bool(crossing.numbers or crossing.kept or crossing.symbols)
+    more, shared = bool(crossing.numbers or crossing.kept or crossing.symbols), [*crossing.shared.items()]
 
     class CompiledFunction(torch.autograd.Function):
         whole = whole_pass
@@ -394,7 +418,7 @@ def differentiable(
                 _carry(ctx, pool, crossing)
             if _hooks_of_saved_tensors(True) is not None:
                 ctx.layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
-            for place, alias in crossing.shared.items():
+            for place, alias in shared:
                 owner = inputs[int(alias.index)] if alias.kind == "input" else results[int(alias.index)]
                 results[place] = with_views(owner.detach(), with_sizes(alias.chain, ctx.sizes)).detach()
             if untracked:
@@ -439,8 +463,10 @@ def _carry(ctx: Any, pool: Sequence[object], crossing: Crossing) -> None:
 
 
 def _picked(places: tuple[int, ...]) -> Pick:
-    """What gives the tensors at these places."""
-    return operator.itemgetter(*places) if len(places) > 1 else lambda pool: tuple([pool[place] for place in places])
+    """What gives the tensors at these places of a tuple."""
+    first, count = min(places, default=0), len(places)
+    in_a_row = places == tuple(range(first, first + count))
+    return operator.itemgetter(slice(first, first + count)) if in_a_row else operator.itemgetter(*places)
 
 
 def dropping_absent(run: Runner, flags: Sequence[int]) -> Runner:
@@ -478,11 +504,13 @@ def _laid_out(tangent: torch.Tensor, stride: tuple[Any, ...]) -> torch.Tensor:
     return torch.empty_strided(tangent.shape, stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
 
 
-def _remembered(inputs: tuple[Any, ...], read: Pick, loose: Sequence[int]) -> tuple[Sequence[Any], list[int]] | None:
+def _remembered(
+    inputs: tuple[object, ...], read: Pick, loose: Sequence[int]
+) -> tuple[Sequence[object], list[int]] | None:
     """The inputs for a later derivation of the backward, without keeping alive what nothing else does, and the versions
     of those that autograd does not watch (None: they have none)."""
     try:
-        versions = list(map(_version, read(inputs)))
+        versions = [*map(_version, read(inputs))]
     except RuntimeError:  # inference tensors do not count writes
         return None
     if not loose:
