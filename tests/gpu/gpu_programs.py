@@ -206,6 +206,19 @@ program(
 
 program("embedding", lambda m: (m.x(50, 24), m.ints(50, m.n, 3)), lambda w, i: F.embedding(i, w), f32, bf16, train=True)
 program(
+    "embedding of few rows",
+    lambda m: (m.x(400, 24), m.ints(400, m.n, 3)),
+    lambda w, i: F.embedding(i, w, padding_idx=5),
+    f32,
+    bf16,
+    train=True,
+)
+program(
+    "extremes of integers by index",
+    lambda m: (m.ints(400, 9, 24), m.ints(9, 40, 24), m.ints(400, 40, 24)),
+    lambda x, i, y: (x.scatter_reduce(0, i, y, "amax"), x.int().scatter_reduce(0, i, y.int(), "amin")),
+)
+program(
     "padding_idx", lambda m: (m.x(9, 24), m.ints(9, m.n)), lambda w, i: F.embedding(i, w, padding_idx=2), train=True
 )
 program("embedding_bag", lambda m: (m.x(9, 24), m.ints(9, m.n, 4)), lambda w, i: F.embedding_bag(i, w, mode="sum"))

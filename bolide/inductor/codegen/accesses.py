@@ -18,7 +18,7 @@ import torch
 from bolide.inductor.codegen.builder import BITS, Builder, Value, llvm_type, mangle
 from bolide.inductor.codegen.instructions import INSTRUCTIONS, MEMORY, cast
 from bolide.inductor.codegen.scope import Scope, Term, fits
-from bolide.inductor.ir.loops import Access, Loop, Node, Store
+from bolide.inductor.ir.loops import ATOMIC, Access, Loop, Node, Store
 from bolide.inductor.ir.scalar_ops import NARROW_FLOATS
 from bolide.inductor.ir.walks import crosses, loads_of, roots_in
 from bolide.symbolic import Expr
@@ -217,7 +217,7 @@ def store(scope: Scope, statement: Store, value: Value, values: tuple[Value, ...
         value = b.convert("zext", value, "i8")
     is_one = where.shape == "one" and statement.mode == "set"
     active = mask if is_one else _lanes_on(scope, where, mask)
-    if statement.mode == "set" or (statement.mode != "atomic_add" and where.distinct):
+    if statement.mode == "set" or (statement.mode not in ATOMIC.values() and where.distinct):
         if where.shape != "one":
             value = scope.wide(value)
         if scope.paired and where.shape == "run":
@@ -421,7 +421,8 @@ def _join_by_lane(
     lanes = max(value.lanes, where.pointer.lanes, 1 if active is None else active.lanes, scope.lanes)
     align = BITS[kind] // 8
     is_row = where.shape == "run" and where.align == 16 and (active is None or active.lanes == 1)
-    if mode == "atomic_add" and b.target.adds_four and is_row and (dtype, lanes) in _ADDED_AT_ONCE:
+    at_once = _ADDED_AT_ONCE.get(dtype) if mode == "atomic_add" and b.target.adds_four and is_row else None
+    if at_once is not None and lanes % at_once == 0:
         with _where_on(scope, where.pointer, active) as address:
             _add_row_atomically(address, scope.wide(value), dtype)
         return
@@ -429,37 +430,40 @@ def _join_by_lane(
         address = _address(where, lane, kind)
         with _where_on(scope, address, None if active is None else b.extract(active, lane)) as address:
             element = b.extract(value, lane)
-            if mode == "atomic_add":
-                _add_atomically(address, element, dtype)
+            if mode in ATOMIC.values():
+                _join_atomically(mode.removeprefix("atomic_"), address, element, dtype)
             else:
                 old = b.emit(f"load {kind}, {address}, align {align}", kind)
                 b.do(f"store {_joined(mode, old, element, dtype)}, {address}, align {align}")
 
 
-def _add_atomically(address: Value, element: Value, dtype: torch.dtype) -> None:
-    """Adds to an element that other threads add to. A sum of bools is their union."""
+def _join_atomically(mode: str, address: Value, element: Value, dtype: torch.dtype) -> None:
+    """Joins a value to an element that other threads change likewise. A sum of bools is their union."""
     b, scope = address.b, 'syncscope("device") ' if address.b.target.triple else ""
     align = BITS[element.scalar] // 8
     if dtype == torch.bfloat16:
         element = b.bitcast(element, "bfloat")
-    operation = "fadd" if dtype.is_floating_point else "or" if dtype == torch.bool else "add"
+    operation = f"f{mode}" if dtype.is_floating_point else "or" if dtype == torch.bool else mode
     b.emit(f"atomicrmw {operation} {address}, {element} {scope}monotonic, align {align}", element.scalar)
 
 
-#: What is 128 bits, which a GPU adds to memory with one instruction.
-_ADDED_AT_ONCE = ((torch.float32, 4), (torch.bfloat16, 8))
+#: How many are 128 bits, which a GPU adds to memory with one instruction.
+_ADDED_AT_ONCE = {torch.float32: 4, torch.bfloat16: 8}
 
 
 def _add_row_atomically(address: Value, value: Value, dtype: torch.dtype) -> None:
-    """Adds to 128 bits of neighbours, to each as `_add_atomically`. There is no LLVM instruction for that."""
+    """Adds to neighbours, 128 bits at once, to each as `_join_atomically`. There is no LLVM instruction for that."""
     b = value.b
-    place = b.emit(f"addrspacecast {address} to ptr addrspace(1)", "ptr")
     kind, register = ("v4.f32", "f") if dtype is torch.float32 else ("noftz.v4.bf16x2", "r")
     if dtype is torch.bfloat16:
-        value = b.emit(f"bitcast {value} to <4 x i32>", "i32", 4)
+        value = b.emit(f"bitcast {value} to <{value.lanes // 2} x i32>", "i32", value.lanes // 2)
     code = f"red.relaxed.gpu.global.add.{kind} [$0], {{$1, $2, $3, $4}};"
-    operands, elements = ",".join(4 * register), ", ".join([str(b.extract(value, lane)) for lane in range(4)])
-    b.do(f'call void asm sideeffect "{code}", "l,{operands},~{{memory}}"(ptr addrspace(1) {place.text}, {elements})')
+    operands = ",".join(4 * register)
+    for first in range(0, value.lanes, 4):
+        there = b.emit(f"getelementptr i32, {address}, i64 {first}", "ptr") if first else address
+        place = b.emit(f"addrspacecast {there} to ptr addrspace(1)", "ptr")
+        words = ", ".join([str(b.extract(value, first + lane)) for lane in range(4)])
+        b.do(f'call void asm sideeffect "{code}", "l,{operands},~{{memory}}"(ptr addrspace(1) {place.text}, {words})')
 
 
 # ---- loads that run along memory in a ``tile`` loop, across it in the vector loop around --------------------------

@@ -137,7 +137,8 @@ def _scattered(definition: Scatter, buffers: Memory, env: Env) -> torch.Tensor:
 
 def joined_into(flat: torch.Tensor, places: torch.Tensor, value: torch.Tensor, mode: str) -> None:
     """Changes the elements at these places to what `mode` gives of them and of the values."""
-    if mode in ("add", "atomic_add"):
+    mode = mode.removeprefix("atomic_")
+    if mode == "add":
         flat.index_put_((places,), value, accumulate=True)
     else:
         flat.scatter_reduce_(0, places, value, {"mul": "prod", "min": "amin", "max": "amax"}[mode])

@@ -68,7 +68,10 @@ VECTOR_KINDS: frozenset[AxisKind] = frozenset(("vector", "reduce_vector"))
 WARP, MOST_SORTED = 32, 256
 Bound = Literal["threads", "grid", "team"]
 ScatterMode = Literal["set", "add", "mul", "min", "max"]
-StoreMode = Literal["set", "add", "mul", "min", "max", "atomic_add", "any"]
+AtomicMode = Literal["atomic_add", "atomic_min", "atomic_max"]
+StoreMode = Literal["set", "add", "mul", "min", "max", "atomic_add", "atomic_min", "atomic_max", "any"]
+ATOMIC: Mapping[str, AtomicMode] = {"add": "atomic_add", "min": "atomic_min", "max": "atomic_max"}
+"""The modes whose stores other threads' may meet, by what they do."""
 ReduceOp = Literal["sum", "prod", "min", "max", "any", "all", "argmin", "argmax", "xor", "sort"]
 
 
@@ -83,7 +86,7 @@ class Axis:
     run of iterations), or, on a GPU, the teams of a ``grid`` and in them the threads of a ``team``. Axes on threads or
     on the grid are parallel or vector axes of a perfect nest at the top of a kernel, with extents that are known when
     it starts. Their iterations run in any order and side by side, so they touch elements of their own, or add by
-    ``atomic_add``, or store by ``any``; what is reduced along them goes through memory, a part for each of so many
+    ``atomic_…``, or store by ``any``; what is reduced along them goes through memory, a part for each of so many
     iterations, which another loop joins in order: results do not depend on who runs what. Axes on a team are vector or
     reduce_vector axes inside, whose reductions the team joins itself, or scan axes of updates, then stores."""
 
@@ -126,7 +129,7 @@ class Update:
 @dataclass(frozen=True, slots=True)
 class Store:
     """buffer[index] = value (mode ``set``), or what an operation gives of the element and the value (``add``, ``mul``,
-    ``min``, ``max``: plain read-modify-write, ``atomic_add``: safe across parallel iterations) or, of bools, True where
+    ``min``, ``max``: plain read-modify-write, ``atomic_…``: safe across parallel iterations) or, of bools, True where
     the value is (``any``: safe as well, since all store the same).
     `operands`: those for $0, $1 … and, when access.masked, a last bool mask."""
 

@@ -19,7 +19,7 @@ from bolide.inductor.ir.definitions import (
     WriteBack,
     described,
 )
-from bolide.inductor.ir.loops import Access, Axis, Init, Kernel, Loop, Node, Stmt, Store, Update
+from bolide.inductor.ir.loops import ATOMIC, Access, Axis, Init, Kernel, Loop, Node, Stmt, Store, Update
 from bolide.inductor.ir.scalar_ops import JOINED_BY, SCALAR_OPS
 from bolide.inductor.ir.walks import nodes_below, roots_in, roots_of
 from bolide.symbolic import Expr
@@ -31,7 +31,8 @@ Line = tuple[Stmt | None, str]
 # ---- scalars --------------------------------------------------------------------------------------------------------
 
 
-_SIGNS = {"set": "=", "add": "+=", "mul": "*=", "min": "min=", "max": "max=", "atomic_add": "atomic +=", "any": "|="}
+_SIGNS = {"set": "=", "add": "+=", "mul": "*=", "min": "min=", "max": "max=", "any": "|="}
+_SIGNS |= {atomic: f"atomic {_SIGNS[mode]}" for mode, atomic in ATOMIC.items()}
 
 
 def node_text(node: Node, names: Mapping[Node, str] | None = None) -> str:

@@ -9,6 +9,7 @@ from itertools import combinations_with_replacement
 import torch
 
 from bolide.inductor.ir.loops import (
+    ATOMIC,
     MOST_SORTED,
     VECTOR_KINDS,
     WARP,
@@ -196,7 +197,7 @@ def _side_by_side(state: _State, nest: Sequence[Loop]) -> None:
     _touched(nest[:1], (), touched)
     for buffer, ways in touched.items():
         for (one, how), (other, also) in combinations_with_replacement(ways.items(), 2):
-            harmless = how == also and how in ("load", "atomic_add", "any")
+            harmless = how == also and how in ("load", "any", *ATOMIC.values())
             if not harmless and not are_apart(one, other, shared, state.sizes):
                 places = " and ".join(dict.fromkeys(f"{buffer}[{place.index}]" for place in (one, other)))
                 raise state.fail(f"iterations of {', '.join(shared)} run side by side, and may meet in {places}")

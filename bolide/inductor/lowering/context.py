@@ -56,6 +56,7 @@ COPY_ = aten.copy_.default
 
 _AT_START = Layout((), ZERO)  # of a number
 
+_COMPARED = (torch.int32, torch.int64)  # the types whose extremes a GPU finds atomically
 _INTO_VIEWS = {aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default}
 _BY_INDEX = {
     aten.index_put.default,
@@ -528,15 +529,16 @@ def _call(ctx: Lowering, node: torch.fx.Node) -> object:
 
 def _on_gpu(definitions: Sequence[Definition]) -> bool:
     """Whether a GPU has all operations of these definitions, and runs them side by side. Scatters whose points may meet
-    are libraries' there, but for sums in any order, and with `use_deterministic_algorithms` these and scans as well:
-    eager refuses some of them."""
+    are libraries' there, but for those that join atomically, in any order; under `use_deterministic_algorithms` these
+    and scans as well: eager refuses some of them."""
     from bolide.inductor.codegen.cuda.operations import supported
 
     deterministic = torch.are_deterministic_algorithms_enabled()
     computed = [definition for definition in definitions if isinstance(definition, (Computed, Scatter))]
     for definition in computed:
         if isinstance(definition, Scatter) and definition.operands:
-            ordered = definition.mode != "add" or deterministic
+            extreme = definition.mode in ("min", "max") and definition.dtype in _COMPARED
+            ordered = not (extreme or definition.mode == "add") or deterministic
         else:
             ordered = deterministic and isinstance(definition, Computed) and definition.scan is not None
         if ordered:

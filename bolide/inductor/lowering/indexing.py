@@ -149,7 +149,7 @@ def _summed_apart(ctx: Lowering, indices: TensorValue, place: Reader, grad: Tens
     def number(axes: Coords) -> Node:
         return sc.index(Layout.row_major(indices.shape).address(axes))
 
-    last = ctx.scatter(none, indices.shape, lambda axes: ((row,), (place(axes),)), number, "set")
+    last = ctx.scatter(none, indices.shape, lambda axes: ((row,), (place(axes),)), number, "max")
 
     def into(axes: Coords) -> tuple[Coords, tuple[Node, ...]]:
         return (slot, *axes[rank:]), (last.load_indirect((row,), (place(axes[:rank]),)),)

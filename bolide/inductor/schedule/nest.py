@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bolide.inductor.ir.definitions import axis_var, volume
-from bolide.inductor.ir.loops import VECTOR_KINDS, WARP, Axis, Node, Store
+from bolide.inductor.ir.loops import ATOMIC, VECTOR_KINDS, WARP, Axis, Node, Store
 from bolide.inductor.ir.printer import axis_text
 from bolide.inductor.ir.rewrites import is_bound, piece_of, pieces_of
 from bolide.inductor.ir.walks import crosses, loads_of, nodes_below, roots_in
@@ -441,7 +441,9 @@ def _typical(strides: list[int]) -> int:
 
 def _ordered_axes(group: Group) -> frozenset[str]:
     """Axes along which a scatter may meet the same element twice. One without operands never does (`Scatter`)."""
-    updates = [stage for stage in group.stages if stage.updates and stage.operands and stage.mode != "atomic_add"]
+    updates = [
+        stage for stage in group.stages if stage.updates and stage.operands and stage.mode not in ATOMIC.values()
+    ]
     return frozenset(name for stage in updates for name in still_axes([name for name, _ in stage.axes], stage.coords))
 
 

@@ -13,7 +13,7 @@ import torch
 
 from bolide.inductor.config import config
 from bolide.inductor.ir.definitions import Extern, Program, Result, View
-from bolide.inductor.ir.loops import Kernel
+from bolide.inductor.ir.loops import ATOMIC, Kernel
 from bolide.inductor.ir.structure import Structure
 from bolide.inductor.ir.walks import programs_in, viewed
 from bolide.inductor.machine import Machine, machine_for
@@ -268,9 +268,10 @@ def _new_kernel(job: _Job, group: Group, stored: set[str], ctx: Scheduling, name
 
 
 def _with_atomics(group: Group) -> Group:
-    """The group as a GPU runs it: points of scatters that may meet add atomically, and in any order."""
+    """The group as a GPU runs it: points of scatters that may meet join atomically, and in any order."""
     stages = [
-        replace(stage, mode="atomic_add") if stage.mode == "add" and stage.operands else stage for stage in group.stages
+        replace(stage, mode=ATOMIC[stage.mode]) if stage.mode in ATOMIC and stage.operands else stage
+        for stage in group.stages
     ]
     return replace(group, stages=tuple(stages))
 

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from bolide.inductor.ir.definitions import Computed, Extern, Layout, Result, Scatter, WriteBack, axis_var, part_length
-from bolide.inductor.ir.loops import CPU, Node, ReduceOp, ScatterMode
+from bolide.inductor.ir.loops import CPU, AtomicMode, Node, ReduceOp, ScatterMode
 from bolide.inductor.ir.structure import Describer, Structure, number
 from bolide.inductor.ir.walks import index_vars, loads_of, nodes_below, reads, roots_of, substitute, with_roots, writes
 from bolide.inductor.machine import Machine
@@ -37,8 +37,8 @@ class Stage:
     A plain definition has one axis per dimension and `coords` are those axes; fusion renames and splits axes, so that
     `coords` become expressions of them. Other modes, and `operands`, come from a Scatter: `coords` may
     then use ``$0, $1 …``, and the stage updates a buffer which already has contents. Mode ``any`` is of flags that only
-    checks read (`order.marks_of`): the buffer's one element is True if the value is at some point; ``atomic_add`` is
-    how a GPU adds where points may meet. `parts`: the reduction is made in these; `coords` have their axis, `axes` do
+    checks read (`order.marks_of`): the buffer's one element is True if the value is at some point; ``atomic_…`` is
+    how a GPU joins where points may meet. `parts`: the reduction is made in these; `coords` have their axis, `axes` do
     not."""
 
     name: str
@@ -51,7 +51,7 @@ class Stage:
     reduce_axes: Space = ()
     position: Node | None = None
     operands: tuple[Node, ...] = ()
-    mode: Literal["define", "any", "atomic_add"] | ScatterMode = "define"
+    mode: Literal["define", "any"] | AtomicMode | ScatterMode = "define"
     origins: tuple[str, ...] = ()
     scan: str | None = None
     parts: Parts | None = None

@@ -22,7 +22,21 @@ from kernel_tools import acc, const, f32, i64, load, op, param, store, var
 
 from bolide.inductor.codegen.cuda import gpu_module, ptx_of, supported
 from bolide.inductor.ir.interpret import interpret
-from bolide.inductor.ir.loops import Axis, AxisKind, Bound, Flag, Init, Kernel, Local, Loop, Node, Param, Stmt, Update
+from bolide.inductor.ir.loops import (
+    ATOMIC,
+    Axis,
+    AxisKind,
+    Bound,
+    Flag,
+    Init,
+    Kernel,
+    Local,
+    Loop,
+    Node,
+    Param,
+    Stmt,
+    Update,
+)
 from bolide.inductor.ir.scalar_ops import SCALAR_OPS
 from bolide.inductor.ir.verify import InvalidKernel, verify
 from bolide.inductor.machine import HOPPER
@@ -285,6 +299,19 @@ def test_gather_and_atomic_additions(dtype: torch.dtype) -> None:
     results = check(kernel, {**buffers, "table": table.flatten(), "x": x.flatten()})
     assert torch.equal(results["picked"].view(40, 9), table[index])
     assert torch.equal(results["sums"].view(12, 9), table.clone().index_add_(0, index, x))
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("dtype", [torch.int32, i64], ids=str)
+def test_extremes_are_found_atomically(mode: str, dtype: torch.dtype) -> None:
+    i = var("i", 300)
+    place, value = load("index", i, i64), load("x", i, dtype)
+    params = (param("found", 7, dtype, "inout"), param("index", 300, i64), param("x", 300, dtype))
+    kernel = made(params, grid("i", 300, store("found", Expr.var("$0", 0, 6), value, place, mode=ATOMIC[mode])))
+    index, x, before = torch.randint(0, 7, (300,)), torch.randint(-(2**31), 2**31, (300,)), torch.randint(-9, 9, (7,))
+    buffers = {"found": before.to(dtype), "index": index, "x": x.to(dtype)}
+    wanted = buffers["found"].clone().scatter_reduce_(0, index, buffers["x"], f"a{mode}")
+    assert torch.equal(check(kernel, buffers)["found"], wanted)
 
 
 def test_a_sum_of_bools_is_their_union() -> None:
@@ -728,6 +755,25 @@ def test_rows_that_are_added_atomically(dtype: torch.dtype, columns: int, is_mas
     whole = torch.randint(-3, 4, (rows * columns,)).to(bf16)  # whose sums are bfloat16s
     zeros = torch.zeros(5 * columns, dtype=dtype)
     check(kernel, {"sums": zeros, "x": whole, "index": torch.randint(0, 5, (rows,))})
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+def test_rows_that_are_gathered_and_added_atomically(dtype: torch.dtype) -> None:
+    """A thread takes 32 bytes at a time, and adds 16 with an instruction."""
+    rows, columns = 40, 64
+    i, j = var("i", rows), var("j", columns)
+    at = columns * Expr.var("$0", 0, 4) + j
+    value = load("x", at, dtype, load("source", i, i64))
+    adding = store("sums", at, value, load("target", i, i64), mode="atomic_add")
+    sums, x = param("sums", 5 * columns, dtype, "inout"), param("x", 5 * columns, dtype)
+    kernel = made(
+        (sums, x, param("source", rows, i64), param("target", rows, i64)),
+        grid("i", rows, grid("j", columns, adding, kind="vector")),
+    )
+    assert ptx(kernel).count("add.v4.f32" if dtype is f32 else "noftz.v4.bf16x2") == 2
+    buffers = {"sums": torch.zeros(5 * columns), "x": torch.randint(-3, 4, (5 * columns,))}
+    places = {name: torch.randint(0, 5, (rows,)) for name in ("source", "target")}
+    check(kernel, {name: tensor.to(dtype) for name, tensor in buffers.items()} | places)
 
 
 def test_turns_load_before_they_store() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from bolide.inductor.codegen.cuda.widths import is_short, width_of
 from bolide.inductor.ir.definitions import axis_var
-from bolide.inductor.ir.loops import VECTOR_KINDS, Access, Axis, Init, Kernel, Loop, Stmt, Store
+from bolide.inductor.ir.loops import ATOMIC, VECTOR_KINDS, Access, Axis, Init, Kernel, Loop, Stmt, Store
 from bolide.inductor.ir.walks import loads_of, roots_in, roots_of, statements
 
 
@@ -59,4 +59,4 @@ def _accesses(body: Iterable[Stmt], axis: Axis | None) -> Iterator[tuple[Access,
             for node in loads_of(roots_of(statement)):
                 yield node.arg, axis, not node.src
             if isinstance(statement, Store):
-                yield statement.access, axis, not statement.operands and statement.mode != "atomic_add"
+                yield statement.access, axis, not statement.operands and statement.mode not in ATOMIC.values()
