@@ -26,7 +26,7 @@ from bolide.dynamo.config import config
 from bolide.dynamo.entry.capture import capture_rest
 from bolide.dynamo.entry.limits import Trial, drawn, has_derivative, moment
 from bolide.dynamo.entry.replay import Entry
-from bolide.dynamo.entry.versions import Backend, OtherParameters, Versions, Wishes
+from bolide.dynamo.entry.versions import Backend, OtherParameters, Versions, Wishes, same_reason
 from bolide.dynamo.guards.sizes import SizeHistory
 from bolide.dynamo.machine.faults import comes_from_outside
 from bolide.dynamo.program.captured import Captured
@@ -200,11 +200,11 @@ class Dispatcher(Versions):
         if error.about.scope == "call":
             self.warn(error)
             return None
-        self._failures[error.reason, error.where] += 1
+        self._failures[same_reason(error), error.where] += 1
         self.given_up |= self._failures.total() >= config.cache_size_limit
         if error.about.scope == "user":
             return error.reason if error.kind == "user_exception" else None
-        self.given_up |= self._failures[error.reason, error.where] > 1
+        self.given_up |= self._failures[same_reason(error), error.where] > 1
         self.warn(error)
         return None
 
@@ -509,15 +509,15 @@ class Point(Versions):
 
     def failed(self, error: Unsupported) -> str | None:
         if error.about.scope == "program" and error.kind != "limit":
-            self._failures[error.reason, error.where] += 1
-            self.given_up |= self._failures[error.reason, error.where] > 1
+            self._failures[same_reason(error), error.where] += 1
+            self.given_up |= self._failures[same_reason(error), error.where] > 1
             if self.keeper is not None:
                 self.keeper.refused(self, error)
             _log.info("%s: one instruction runs in eager: %s (%s)", self.name, error.reason, error.where)
         elif error.kind == "limit":
             self.warn(error)
         elif error.about.scope == "user":  # the next call is likely to be captured in vain, too
-            self._failures[error.reason, error.where] += 1
+            self._failures[same_reason(error), error.where] += 1
             self.given_up |= self._failures.total() >= config.cache_size_limit
         return error.reason if error.kind == "user_exception" else None
 

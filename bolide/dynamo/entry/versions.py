@@ -8,6 +8,7 @@ again first.
 
 from __future__ import annotations
 
+import re
 import time
 import traceback
 import warnings
@@ -629,13 +630,18 @@ class Versions(ABC):
 
     def warn(self, error: Unsupported, cause: str | None = None) -> None:
         """One warning for each reason; for each `cause` if that is given."""
-        e, known = error, cause or error.reason
+        e, known = error, cause or same_reason(error)
         if known in self._warned:
             return
         self._warned.add(known)
         text = describe(f"{self.name} runs in eager", e.kind, e.reason, e.operation, e.where, e.remedy)
         place = e.where or self.place
         warnings.warn_explicit(text, BolideWarning, place.file, place.line)
+
+
+def same_reason(error: Unsupported) -> str:
+    """What refusals say that differ by sizes alone. Which guard fails by which number is told of each limit."""
+    return error.reason if error.kind == "limit" else re.sub(r"\d+", "#", error.reason)
 
 
 def _let_go(captured: Captured) -> None:

@@ -4,6 +4,7 @@ hand."""
 from __future__ import annotations
 
 import inspect
+import random
 import time
 import warnings
 from types import SimpleNamespace
@@ -222,6 +223,21 @@ def test_what_cannot_be_captured_runs_in_eager_with_one_warning_and_is_given_up(
     assert d.given_up
     with pytest.raises(Unsupported, match="print is called"):
         failing(Unsupported("print is called"), fullgraph=True).function(4)
+
+
+def test_reasons_that_differ_by_sizes_alone_are_one() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x.sigmoid()
+        y[0] = 2.0 * y[1]  # what the derivative of sigmoid needs: eager refuses the backward, in words with sizes
+        return y
+
+    compiled = bolide.compile(program)
+    with pytest.warns(BolideWarning, match="no backward") as seen:
+        for size in random.sample(range(2, 30), 5):
+            x = torch.randn(size, requires_grad=True)
+            assert torch.equal(compiled(x), program(x))
+    assert len(seen) == 1
+    assert compiled._bolide.given_up  # type: ignore[attr-defined]
 
 
 def test_user_exception_surfaces_from_eager() -> None:
