@@ -15,7 +15,7 @@ import torch.fx as fx
 from bolide.functorch.graphs import argument_nodes, aten, is_impure, is_tuple, placeholders, root
 from bolide.functorch.partitioners import Joint
 from bolide.functorch.signature import Signature
-from bolide.support.errors import FixedSizesNeeded, Unsupported
+from bolide.support.errors import BolideError, FixedSizesNeeded, Unsupported
 from bolide.symbolic import contiguous_strides
 from bolide.tracing import STANDS_FOR, TensorMeta, Trace, TracedTensor
 from bolide.tracing.called.derivatives import check_phases, derivatives
@@ -115,6 +115,8 @@ def _gradients(
     """As `run_engine`. What has no backward is eager's: there it raises when, and if, the backward runs."""
     try:
         return run_engine(outputs, tangents, inputs, create_graph=False)
+    except BolideError:
+        raise
     except (RuntimeError, TypeError) as error:
         *_, (last, _) = traceback.walk_tb(error.__traceback__)
         if isinstance(error, TypeError) and last.f_code is not engine_pass.__code__:

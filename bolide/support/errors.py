@@ -31,8 +31,8 @@ class UserFrame:
         return getline(self.file, self.line).strip()
 
 
-class BolideError(Exception):
-    """Base of all errors that bolide raises on its own account."""
+class BolideError(RuntimeError):
+    """Base of all errors that bolide raises on its own account; a RuntimeError, as those of PyTorch's compiler are."""
 
 
 class BolideWarning(UserWarning):

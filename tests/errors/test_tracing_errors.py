@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import bolide
 from bolide.support.errors import Unsupported
 from bolide.tracing import DataDependent, Trace, UserFrame
 
@@ -188,3 +189,19 @@ def test_asking_a_kernel_warns_of_nothing(recwarn: pytest.WarningsRecorder) -> N
     with trace.recording():
         trace.input(torch.randn(3, 5), "x").var(1)
     assert not recwarn.list
+
+
+def test_refusals_are_runtime_errors_that_programs_do_not_catch() -> None:
+    """As PyTorch's compiler's are: who calls a compiled function may catch them, a handler in the program sees none."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        try:
+            print(x.sum().item())
+            return x + 1
+        except RuntimeError:
+            return x - 100
+
+    x = torch.randn(3)
+    torch.testing.assert_close(bolide.compile(program)(x), x + 1)
+    with pytest.raises(RuntimeError, match="print"):
+        bolide.compile(program, fullgraph=True)(x)

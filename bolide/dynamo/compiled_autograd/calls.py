@@ -10,6 +10,7 @@ from typing import Protocol, cast
 import torch
 
 from bolide.dynamo.library.marks import allow_in_graph, disallow_in_graph
+from bolide.support.errors import BolideError
 from bolide.tracing.wrappers import is_made_of_parts
 
 Grad = torch.Tensor | None
@@ -66,6 +67,8 @@ def validate_outputs(name: str, outputs: Gradients, metadata: object) -> Gradien
     """
     try:
         return FORMULAS["validate_outputs"](outputs, metadata)
+    except BolideError:
+        raise
     except RuntimeError as error:
         said = str(error).replace("[Compiled Autograd Tracing:]", f"Function {name} returned an ")
         raise RuntimeError(said) from None

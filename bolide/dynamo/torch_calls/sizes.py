@@ -21,6 +21,7 @@ from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.native_calls import recorded_as
 from bolide.dynamo.machine.stand_ins import SYMBOLIC
+from bolide.support.errors import BolideError
 from bolide.symbolic import Size, hint_of, product
 from bolide.tracing import TracedFloat, TracedTensor
 from bolide.tracing.meta import number_dtype
@@ -397,6 +398,8 @@ def of_numbers(vm: Machine, values: Any, dtype: torch.dtype | None, device: Any)
     try:
         with torch.no_grad():
             tensor: torch.Tensor = _stacked(vm, values, dtype)
+    except BolideError:
+        raise
     except RuntimeError:  # lists of different lengths: torch says what is wrong
         return None
     return tensor.to(device) if device is not None else tensor

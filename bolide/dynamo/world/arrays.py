@@ -122,6 +122,8 @@ class TracedArray(NDArrayOperatorsMixin):
         array = layer().ndarray(self.tensor.flip(dims)) if dims else self.array
         try:
             array[into(index)] = into(value)
+        except Unsupported:
+            raise
         except (IndexError, RuntimeError) as error:
             raise refused("ndarray.__setitem__") from error
         if dims:
@@ -324,6 +326,8 @@ def _answer(name: str, function: Any, args: Any, kwargs: Any, like: Any, given: 
     try:
         result = out_of(function(*into(args), **into(kwargs)), given)
         return arranged(like, result, KIND, chosen_defaults(), given)
+    except Unsupported:
+        raise
     except (TypeError, ValueError, RuntimeError, LookupError) as error:  # NumPy raises its own, if it does
         raise refused(name) from error
 

@@ -356,6 +356,8 @@ class Derivative:
         if gradient.shape != wanted.shape:
             try:
                 gradient = gradient.sum_to_size(wanted.shape)
+            except Unsupported:
+                raise
             except RuntimeError:
                 raise RuntimeError(
                     f"Function {self._name()} returned an invalid gradient at index {at} - got "

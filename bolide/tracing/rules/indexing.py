@@ -8,6 +8,7 @@ from itertools import zip_longest
 
 import torch
 
+from bolide.support.errors import BolideError
 from bolide.symbolic import Size, contiguous_strides, is_one, is_zero, product
 from bolide.tracing.meta import DataDependent, TensorMeta
 from bolide.tracing.rules.common import (
@@ -304,6 +305,8 @@ def _common_shape(shapes: list[tuple[Size, ...]]) -> tuple[Size, ...]:
     """The shape of index tensors together; eager's error if there is none."""
     try:
         return broadcast_shapes(shapes)  # type: ignore[no-any-return]
+    except BolideError:
+        raise
     except RuntimeError:
         shown = ", ".join(str(list(shape)) for shape in shapes)
         raise IndexError(

@@ -190,6 +190,8 @@ def rule_of_symbols(func: Any) -> Callable[[Callable[..., Any]], Callable[..., A
             told = None if _is_symbolic([args, kwargs]) else by_torch(func, args, kwargs)
             try:
                 return formula(*args, **kwargs)
+            except BolideError:
+                raise
             except RuntimeError:
                 return by_torch(func, _fixed(args), _fixed(kwargs)) if told is None else told
 
@@ -289,6 +291,8 @@ def _of_meta_kernel(func: Any, args: Any, kwargs: Any) -> Any:
     with _unrecorded():
         try:
             result = func(*_on(args, "meta"), **_on(kwargs, "meta"))
+        except BolideError:
+            raise
         except RuntimeError as error:
             if "get_ctx()" in str(error) and _fake_of(func) is not None:  # it has asked for a size that is data
                 raise DataDependent(str(func), None, "data_shape") from error
