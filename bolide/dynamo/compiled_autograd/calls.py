@@ -4,6 +4,7 @@ the engine does.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
@@ -83,9 +84,26 @@ def accumulate(one: Grad, other: Grad) -> Grad:
     return one + other
 
 
-def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool) -> Grad:
-    """Add a gradient to ``variable.grad``, which is given back. Nothing happens without one."""
+def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool, last: bool = False) -> Grad:
+    """Add a gradient to ``variable.grad``, which is given back. Nothing happens without one. `last`: the graph has no
+    other use for it."""
+    if last and grad is not None and not torch.compiler.is_compiling() and _is_taken(grad, variable):
+        variable.grad = grad.detach()
+        return variable.grad
     return (accumulate_into_wrapper if is_made_of_parts(variable) else _accumulate)(variable, grad, has_post_hooks)
+
+
+def _is_taken(grad: torch.Tensor, variable: torch.Tensor) -> bool:
+    """Whether the engine would make a gradient the leaf's without a copy: nobody else has it."""
+    if torch.is_grad_enabled() or type(grad) is not torch.Tensor or grad.layout is not torch.strided:
+        return False
+    if variable.grad is not None or sys.getrefcount(grad) > 4:  # in the graph's code, in two calls here, and asked
+        return False
+    kinds = (grad.dtype, grad.device, grad.shape, grad.stride())
+    if kinds != (variable.dtype, variable.device, variable.shape, variable.stride()) or not variable.is_contiguous():
+        return False
+    alone: bool = grad._use_count() == 1  # type: ignore[attr-defined]
+    return alone
 
 
 def _accumulate(variable: torch.Tensor, grad: Grad, has_post_hooks: bool) -> Grad:

@@ -193,6 +193,9 @@ class AutogradCompilerInstance:
         self.graph.output(mapped(outputs, self._node))
         self._order_as_engine()
         self._remove_dead()
+        for node in self.graph.nodes:
+            if node.target is calls.accumulate_grad and isinstance(grad := node.args[1], fx.Node):
+                node.args = (*node.args, len(grad.users) == 1)
         for node in self.graph.nodes:  # stand-ins, which end with the capture
             node.meta.pop("val", None)
         kept = {name: self._keep_used(name) for name in ("sizes", "scalars")}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bolide.dynamo import compiled_autograd
 from tests.compiled_autograd_tools import assert_as_eager, captures
@@ -256,3 +259,58 @@ def test_gradients_of_gradients() -> None:
         return [x.grad, y.grad]
 
     assert_as_eager(program)
+
+
+def _shared(enabled: bool, program: Callable[[list[torch.Tensor], list[torch.Tensor]], torch.Tensor]) -> list[Any]:
+    """Which gradients, and tensors that hooks have kept, share memory, and how often a gradient was copied."""
+    torch.manual_seed(len(program.__name__))
+    leaves, kept = [torch.randn(4, 4, requires_grad=True) for _ in range(3)], []
+    with compiled_autograd.enable(lambda graph: graph) if enabled else contextlib.nullcontext():
+        for _ in range(2):
+            kept.clear()
+            for leaf in leaves:
+                leaf.grad = None
+            loss = program(leaves, kept)
+            with Copies() as copies:
+                loss.backward()
+    tensors = [leaf.grad for leaf in leaves if leaf.grad is not None] + kept
+    addresses = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    return [[addresses.index(address) for address in addresses], copies.count, [tensor.tolist() for tensor in tensors]]
+
+
+class Copies(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in (torch.ops.aten.copy_.default, torch.ops.aten.clone.default)
+        return func(*args, **(kwargs or {}))
+
+
+def products(leaves: list[torch.Tensor], kept: list[torch.Tensor]) -> torch.Tensor:
+    a, b, c = leaves
+    return ((a @ b).sin() @ c).cos().sum()
+
+
+def sums(leaves: list[torch.Tensor], kept: list[torch.Tensor]) -> torch.Tensor:
+    a, b, c = leaves
+    return ((a + b) * (a * 2) + c).sin().sum()
+
+
+def hooked(leaves: list[torch.Tensor], kept: list[torch.Tensor]) -> torch.Tensor:
+    a, b, c = leaves
+    inner = a @ b
+    inner.register_hook(kept.append)
+    b.register_hook(kept.append)
+    return (inner + c).sin().sum()
+
+
+def expanded(leaves: list[torch.Tensor], kept: list[torch.Tensor]) -> torch.Tensor:
+    a, b, c = leaves
+    return a.sum() + b.t().sin().sum() + c.view(-1)[1:].cos().sum()
+
+
+@pytest.mark.parametrize("program", [products, sums, hooked, expanded])
+def test_gradients_are_taken_and_copied_as_the_engine_does(program: Any) -> None:
+    """One that nobody else has becomes the leaf's, others are copied."""
+    assert _shared(True, program)[:2] == _shared(False, program)[:2]
+    torch.testing.assert_close(_shared(True, program)[2], _shared(False, program)[2])
