@@ -536,14 +536,16 @@ def _vector_axis(
 ) -> str | None:
     """The axis along which most addresses are consecutive. Those that move along every inner axis count most, or along
     every axis if there is no inner one: what moves along some of them only (a weight for each channel, statistics of
-    each row) is small and stays in cache."""
+    each row) is small and stays in cache. A place that data tell moves along all: whoever looks up one row for all
+    elements has it looked up outside."""
     best, best_votes = None, -1.0
     inner_names = {name for name, _ in inner or outer}
     for name, extent in [*(axis for axis in outer if axis[0] not in serial), *inner]:
         votes = 0.0
         for expr in addresses:
             stride = _stride(expr, name)
-            moving = len(inner_names & expr.free_vars)
+            told = any(variable[0] == "$" for variable in expr.free_vars)
+            moving = len(inner_names if told else inner_names & expr.free_vars)
             weight = 4.0 if moving == len(inner_names) else 2.0 if moving else 1.0
             votes += (1.0 if stride == 1 else 0.1 if stride == 0 else 0.0) * weight
         if extent.is_const and extent.value < lanes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -143,3 +144,21 @@ def test_vectors_run_along_rows_whatever_is_known_of_rows(count):
     graph = compiled(scaled, (torch.randn(90, 70), *torch.randn(count, 90)))
     (kernel,) = graph.kernels
     assert [(axis.extent.value, axis.kind) for axis in kernel.schedule.outer] == [(90, "parallel"), (70, "vector")]
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "masked"])
+def test_rows_that_are_looked_up_are_joined_along_their_elements(reduce):
+    """They follow one another in memory, and the rows do not: a vector is a part of one row."""
+    length, count = random.choice((16, 40, 64)), random.randrange(17, 60)
+    table, places, mask = R(50, length), torch.randint(0, 50, (9, count)), R(9, count, 1).relu()
+
+    def pooled(table, places, mask):
+        rows = table[places] if reduce == "sum" else torch.nn.functional.embedding(places, table)
+        return (rows * mask).sum(1) / mask.sum(1) if reduce == "masked" else getattr(rows, reduce)(1)
+
+    graph = compiled(pooled, (table, places, mask))
+    (found,) = graph([table, places, mask])
+    assert_same(found, pooled(table, places, mask), rtol=1e-4, atol=1e-4)
+    *_, kernel = [each for each in graph.kernels if each.schedule.inner and len(each.schedule.outer) > 1]
+    extents = {axis.name: axis.extent.value for axis in kernel.schedule.outer}
+    assert extents.get(kernel.schedule.vector) == length, kernel.schedule.text()
