@@ -71,14 +71,16 @@ def counting_writes(run: Runner, writes: Sequence[InputWrite]) -> Runner:
     written, plain = [write.input for write in writes], [write.plain for write in writes]
 
     def wrapped(inputs: list[Any]) -> Sequence[Any]:
-        tensors = list(map(inputs.__getitem__, written))
-        if any(map(_is_inference, tensors)):
+        tensors = [inputs[place] for place in written]
+        try:
+            before = [*map(_version, tensors)]
+        except RuntimeError:  # inference tensors count no writes
             if any(map(_is_inference, itertools.compress(tensors, plain))):
-                raise Refuted("an inference tensor is written outside inference mode")
-            tensors = list(itertools.filterfalse(_is_inference, tensors))  # the others count no writes
-        before = list(map(_version, tensors))
+                raise Refuted("an inference tensor is written outside inference mode") from None
+            tensors = [*itertools.filterfalse(_is_inference, tensors)]
+            before = [*map(_version, tensors)]
         results = run(inputs)
-        after = list(map(_version, tensors))
+        after = [*map(_version, tensors)]
         uncounted = map(operator.eq, before, after)
         torch._C._increment_version(tensors if before == after else list(itertools.compress(tensors, uncounted)))
         return results
@@ -457,9 +459,12 @@ def differentiable(
 
 def _carry(ctx: Any, pool: Sequence[object], crossing: Crossing) -> None:
     """Keep for the backward what goes over to it of the inputs and results in `pool`, besides tensors."""
-    ctx.numbers = [pool[index] for index in crossing.numbers]
-    ctx.kept = [pool[place] for place in crossing.kept]
-    ctx.sizes = {name: pool[place] for name, place in crossing.symbols.items()}
+    if crossing.numbers:
+        ctx.numbers = [pool[index] for index in crossing.numbers]
+    if crossing.kept:
+        ctx.kept = [pool[place] for place in crossing.kept]
+    if crossing.symbols:
+        ctx.sizes = {name: pool[place] for name, place in crossing.symbols.items()}
 
 
 def _picked(places: tuple[int, ...]) -> Pick:
