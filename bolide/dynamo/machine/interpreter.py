@@ -160,8 +160,15 @@ class FunctionModes:
     stand_in: ClassVar[Callable[[Machine, object], TorchFunctionMode]]
 
     def __init__(self, vm: Machine) -> None:
-        self.vm = vm
+        self._vm = weakref.ref(vm)  # which has these: a cycle would be one for each call with a break
         self.active: list[object] = []
+
+    @property
+    def vm(self) -> Machine:
+        """Whose modes they are."""
+        vm = self._vm()
+        assert vm is not None
+        return vm
 
     @property
     def enabled(self) -> bool:

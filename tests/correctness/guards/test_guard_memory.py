@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
+import os
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from torch import nn
 from torch._higher_order_ops import while_loop
 
 import bolide
+from bolide.dynamo.config import config
 from bolide.support import leaks
 from bolide.tracing import graph as graphs
 
@@ -143,3 +148,36 @@ def test_reset_drops_graphs_and_constants() -> None:
 
 def points(compiled: Any) -> list[Any]:
     return [point for point in compiled._bolide.points.values() if point.entries]
+
+
+def stopping(x: torch.Tensor, kind: str) -> torch.Tensor:
+    for _ in range(3):
+        x = x * 2
+        print(kind)
+        if kind == "item" and x[0, 0].item() > 1e9:
+            break
+        if kind == "raised":
+            try:
+                raise ValueError(os.getcwd())
+            except ValueError:
+                x = x + 1
+    return sum(made(x, kind)) if kind == "generator" else x
+
+
+def made(x: torch.Tensor, kind: str) -> Iterator[torch.Tensor]:
+    for n in range(2):
+        print(kind)
+        yield x * n
+
+
+@pytest.mark.parametrize("kind", ["printed", "item", "raised", "generator"])
+def test_calls_with_breaks_leave_no_garbage_for_the_collector(kind: str) -> None:
+    """Looking through all that lives takes as long as many hundreds of small calls."""
+    compiled = bolide.compile(stopping)
+    with contextlib.redirect_stdout(io.StringIO()), config.patch(eager_if_faster=False):
+        for _ in range(12):
+            compiled(X, kind)
+        gc.collect()
+        for _ in range(12):
+            compiled(X, kind)
+        assert gc.collect() == 0
