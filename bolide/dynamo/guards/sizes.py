@@ -173,12 +173,13 @@ class Learnt:
     warned: set[object] = field(default_factory=set)  # the warnings that have been shown
     apart: set[Location] = field(default_factory=set)  # branches on data that no graph can make
     raised: set[object] = field(default_factory=set)  # the lines where the program has raised exceptions
+    arrays: set[Location] = field(default_factory=set)  # the calls that make arrays to which the graph writes
     joined: bool = False  # a tensor that is found at two places is one input, also where it was two tensors before
 
     @property
     def lessons(self) -> int:
         """How many reasons there were to capture again from the start."""
-        return len(self.apart) + self.joined
+        return len(self.apart) + len(self.arrays) + self.joined
 
 
 class SizeHistory:

@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 
 from bolide.dynamo.bytecode.flow import following, joins_of
@@ -21,11 +22,12 @@ from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES
 from bolide.dynamo.program.sources import text as path_of
 from bolide.dynamo.state import own_mark, state
+from bolide.dynamo.world.arrays import TracedArray, Written
 from bolide.dynamo.world.frames import Frame
 from bolide.dynamo.world.texts import Pictured, TracedText
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Expr
-from bolide.tracing import Trace, TracedTensor
+from bolide.tracing import Trace, TracedFloat, TracedTensor
 from bolide.tracing.meta import found_in
 from bolide.tracing.numbers import data
 
@@ -60,6 +62,8 @@ def refuse_value(vm: Machine, expr: Expr, value: int) -> None:
 def refuse_symbols(vm: Machine, values: object, error: Exception) -> None:
     """Where a native function has failed for the symbols that it was given, and not for what they stand for, the
     program is captured again with numbers in their place (NeedsNumbers); where those are too many it breaks there."""
+    if isinstance(error, Written):
+        note_written(vm, error.array)
     if not vm.trace.has_symbols or isinstance(error, Unsupported):
         return
     text, symbols, frame, where = str(error), vm.world.symbols, vm.frames[-1], vm.where()
@@ -122,6 +126,33 @@ def refuse_changing(vm: Machine, what: str, loop: Location | None = None) -> Non
     raise vm.unsupported(reason, kind)
 
 
+MADE_ARRAYS: Slot[dict[int, tuple[object, Location]]] = Slot(dict)
+"""The arrays of constants that NumPy has made for the program, by id, and the calls that have made them."""
+
+
+def refuse_array(vm: Machine, array: object, *values: object) -> None:
+    """Raises Unsupported where a value of the graph is written to an array that NumPy has made of constants."""
+    if type(array) is numpy.ndarray and any(map(_is_of_graph, values)) and note_written(vm, array):
+        raise vm.unsupported("a value of the graph is written to an array of constants", "numpy_value")
+
+
+def note_written(vm: Machine, array: object) -> bool:
+    """Whether NumPy has made an array of constants, which is written to: when the program is captured again, it is one
+    of the graph from the start."""
+    base = getattr(array, "base", None)
+    made = MADE_ARRAYS.of(vm).get(id(array if base is None else base))
+    if made is not None:
+        vm.world.symbols.history.learnt.arrays.add(made[1])
+    return made is not None
+
+
+def _is_of_graph(value: object) -> bool:
+    if type(value) in (list, tuple):
+        return any(map(_is_of_graph, value))  # type: ignore[call-overload]
+    return type(value) in _OF_GRAPH or isinstance(value, TracedArray)
+
+
+_OF_GRAPH = (TracedTensor, TracedFloat, torch.SymInt, torch.SymFloat, torch.SymBool)
 _THEIR_BREAKS = ("graph_break", "skip_frame", "step_unsupported")
 
 

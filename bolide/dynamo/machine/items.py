@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 import numpy
 import torch
 
-from bolide.dynamo.machine.breaking import can_require
+from bolide.dynamo.machine.breaking import can_require, refuse_array
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.operations import (
     SEQUENCES,
@@ -257,6 +257,7 @@ def set_item(vm: Machine, owner: Any, key: Any, value: Any) -> Call | None:
             raise vm.unsupported(f"an item of an outside {seen.__name__} object is assigned", "outside_object")
         owner.items.set(as_key(vm, key), value)
     else:
+        refuse_array(vm, owner, key, value)
         owner[key] = value
     return None
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from bolide.dynamo.bytecode.uniform import COMPARISONS, OPERATORS
+from bolide.dynamo.machine.breaking import refuse_array
 from bolide.dynamo.machine.interpreter import Call, Machine
 from bolide.dynamo.machine.stand_ins import (
     HASHED,
@@ -239,6 +240,11 @@ def _merging(vm: Machine, op: object, left: object, right: object) -> Call | Non
     return Call.polyfill("dict_or" if op is operator.or_ else "dict_ior", left, right)
 
 
+def _known_to(vm: Machine, value: object, other: object) -> object:
+    """An operand: a number in place of a symbol, where the other one knows of none."""
+    return concrete(vm, value) if type(value) in SYMBOLIC and not knows_symbols(other) else value
+
+
 def _unlike(op: Any, left: Any, right: Any, a: type, b: type) -> Any:
     """`left op right` of values in place of instances of `a` and `b`, which errors name."""
     try:
@@ -347,10 +353,9 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: object, right: Any)
             return Call(extended[base], [left, right])
     vm.trace.where = vm.where()
     view, other = native_view(vm, left), native_view(vm, right)
-    if type(other) in SYMBOLIC and not knows_symbols(view):
-        other = concrete(vm, other)
-    if type(view) in SYMBOLIC and not knows_symbols(other):
-        view = concrete(vm, view)
+    view, other = _known_to(vm, view, other), _known_to(vm, other, view)
+    if in_place:
+        refuse_array(vm, left, right)
     plainly = view is left and other is right
     result = vm.perform(op, (view, other), _NO_WORDS) if plainly else _unlike(op, view, other, a, b)
     return left if result is view else result  # in place

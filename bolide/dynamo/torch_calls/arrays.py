@@ -14,10 +14,12 @@ from torch.utils import _pytree as pytree
 
 from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_each, intercept_table
 from bolide.dynamo.machine import operations
+from bolide.dynamo.machine.breaking import MADE_ARRAYS
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.items import AS_INDEX
 from bolide.dynamo.machine.stand_ins import STAND_INS, SYMBOLIC, StandIn, as_number, is_number
+from bolide.dynamo.program.kinds import is_constant
 from bolide.dynamo.torch_calls.sizes import of_numbers
 from bolide.dynamo.world import arrays
 from bolide.dynamo.world.array_results import arranged, expected
@@ -127,8 +129,9 @@ def _as_array(function: Callable[..., object], vm: Machine, args: Args, kwargs: 
     vm.trace.where = vm.where()
     if type(value) is TracedTensor:
         value = _numpy(vm, value)
-    if type(value) in (int, float, complex, list, tuple) and arrays.chosen_defaults():
-        return arrays.call("", "array", args, kwargs)
+    if type(value) in (int, float, complex, list, tuple):
+        made = None if arrays.chosen_defaults() else _made(function, vm, args, kwargs)
+        return arrays.call("", "array", args, kwargs) if made is None else made
     if not isinstance(value, TracedArray):
         return NATIVE
     options = dict(zip(("dtype", "order"), args[1:])) | kwargs
@@ -212,15 +215,35 @@ def _copy(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 
 
 _MAKERS = ("zeros", "ones", "empty", "full", "arange", "linspace", "logspace", "eye", "identity")
+_LIKE = ("zeros_like", "ones_like", "empty_like", "full_like")
 
 
-@intercept_table({getattr(numpy, name): name for name in _MAKERS})
-def _make(function: object, name: str, vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    """NumPy makes the array itself unless the configuration chooses other default types."""
-    if not arrays.chosen_defaults():
-        return NATIVE
+@intercept_table({getattr(numpy, name): name for name in (*_MAKERS, *_LIKE)})
+def _make(function: Callable[..., object], name: str, vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """NumPy makes the array itself, unless the configuration chooses other default types or the graph writes to it."""
+    made = None if arrays.chosen_defaults() and name in _MAKERS else _made(function, vm, args, kwargs)
+    if made is not None:
+        return made
     vm.trace.where = vm.where()
     return arrays.call("", name, args, kwargs)
+
+
+def _made(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """What NumPy makes of constants; None where the graph writes to that."""
+    if not all(map(_is_known, (*args, *kwargs.values()))):
+        return NATIVE
+    place = vm.frames[-1].code, vm.frames[-1].pc - 1
+    if place in vm.world.symbols.history.learnt.arrays:
+        return None
+    made = function(*args, **kwargs)
+    MADE_ARRAYS.of(vm)[id(made)] = made, place
+    return made
+
+
+def _is_known(value: object) -> bool:
+    if type(value) in (list, tuple):
+        return all(map(_is_known, value))  # type: ignore[call-overload]
+    return is_constant(value) or isinstance(value, (type, numpy.dtype, numpy.ndarray))
 
 
 # ---- NumPy functions of tensors --------------------------------------------------------------------------------------

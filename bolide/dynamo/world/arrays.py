@@ -7,7 +7,9 @@ are. What the layer does not have raises `Unsupported`: that operation then runs
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import operator
 import types
 import warnings
@@ -296,6 +298,7 @@ class ArrayMethod:
         with_defaults()
         method = getattr(self.owner.array, self.name)
         own = getattr(_class_of(self.owner), self.name, None)
+        _refuse_written(self.name, own, (self.owner, *args), kwargs)
         like = expected(own, (self.owner, *args), kwargs, KIND)
         if self.name == "astype":  # what `like` is says whether it copies
             kwargs.pop("copy", None)
@@ -394,6 +397,14 @@ def refused(name: str) -> Unsupported:
     )
 
 
+class Written(Unsupported):
+    """A function of NumPy's, of arrays of the graph, writes to another `array`."""
+
+    def __init__(self, name: str, array: object) -> None:
+        super().__init__(f"numpy.{name} writes to an array of constants", None, kind="numpy_value")
+        self.operation, self.array = f"numpy.{name}(...)", array
+
+
 def layer(space: str = "") -> Any:
     """torch's NumPy layer, or a submodule of it. Imported when first needed: most programs do without."""
     import torch._numpy
@@ -434,6 +445,7 @@ def call(space: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     with_defaults()
     own = getattr(getattr(numpy, space) if space else numpy, name, None)
     given = (*args, *kwargs.values())
+    _refuse_written(name, own, args, kwargs)
     if isinstance(own, numpy.ufunc) and any(type(value) is TracedTensor and value.requires_grad for value in given):
         raise refused(name)  # NumPy does not take them
     like = expected(own, args, kwargs, KIND)
@@ -446,6 +458,24 @@ def call(space: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     if function is None:
         raise refused(name)
     return _answer(name, function, args, kwargs, like, given)
+
+
+_WRITERS = frozenset({"copyto", "put", "place", "putmask", "fill_diagonal", "put_along_axis"})
+
+
+def _refuse_written(
+    name: str, own: Callable[..., object] | None, args: Sequence[object], kwargs: dict[str, object]
+) -> None:
+    """Raises Unsupported where a function of NumPy's writes to a real array: the layer would write to a copy."""
+    written = kwargs.get("out")
+    if name in _WRITERS:
+        written = (*args[:1], *kwargs.values())
+    elif written is None and own is not None and not isinstance(own, numpy.ufunc) and len(args) > 1:
+        with contextlib.suppress(TypeError, ValueError):
+            written = inspect.signature(own).bind_partial(*args).arguments.get("out")
+    for value in written if type(written) is tuple else (written,):
+        if type(value) is numpy.ndarray:
+            raise Written(name, value)
 
 
 def _converted(value: object) -> torch.Tensor:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import bolide
+from bolide.support import events
 
 PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "mean of a list": lambda x: np.mean(x.tolist()),
@@ -124,3 +125,59 @@ def test_choices_have_the_type_that_numpy_gives_them(kind: str, program: Callabl
             assert _kind(found) == _kind(expected), (x, y)
             for one, other in zip(found, expected, strict=True):
                 np.testing.assert_array_equal(one, other)
+
+
+def rows(a: Any) -> Any:
+    out = np.zeros((a.shape[0], 3), dtype=np.float32)
+    for place in range(3):
+        out[:, place] = a.sum(-1) * place
+    return out, out.sum()
+
+
+def sums(a: Any) -> Any:
+    total, other = np.zeros(5), np.ones((2, 5), dtype=np.float32)
+    kept = total
+    for row in a:
+        total += row
+    like = np.zeros_like(other)
+    like[0] = a[1]
+    like *= 2
+    return kept, kept is total, other, like
+
+
+def views(a: Any) -> Any:
+    out = np.full((3, 5), -1, dtype=np.int64)
+    row = out[1]
+    row[:2] = a[0, :2] > 0
+    out[0][2] = (a > 0).sum()
+    return torch.from_numpy(out), row
+
+
+def outputs(a: Any) -> Any:
+    out, copied, filled = np.empty(5, dtype=np.float32), np.empty((2, 5), dtype=np.float32), np.zeros((2, 5))
+    np.add(a[0], a[1], out=out)
+    np.multiply(out, 2, out)
+    np.copyto(copied, a[:2])
+    a[:2].clip(-1, 1, out=filled)
+    return out, copied, filled, a.sum(0, out=np.zeros(5, dtype=np.float32))
+
+
+def listed(a: Any) -> Any:
+    numbers, places = np.array([1.0, 2.0, 3.0]), np.arange(3)
+    numbers[1], places[2] = a.max(), a[0].argmax()
+    return numbers, places, [float(number) for number in numbers]
+
+
+@pytest.mark.parametrize("function", [rows, sums, views, outputs, listed], ids=lambda function: function.__name__)
+def test_what_is_written_to_arrays_that_the_program_makes(function: Callable[[Any], Any]) -> None:
+    told: list[events.Event] = []
+    compiled = bolide.compile(function)
+    with events.subscribed(told.append):
+        for size in (4, 3, 6, 2):
+            a = np.random.randn(size, 5).astype(np.float32)
+            given = a.copy()
+            found, expected = compiled(given), function(a)
+            assert _kind(found) == _kind(expected)
+            _same(found, expected)
+            _same(given, a)
+    assert [event.reason for event in told if isinstance(event, (events.Break, events.Fallback))] == []
