@@ -136,6 +136,14 @@ def minifier(
     return state.module(), state.arguments()
 
 
+def dump_state(fx_g: fx.GraphModule, inps: Sequence[Tensor]) -> None:
+    """Print a graph and what its inputs are like, as Python; for `minifier`."""
+    described = [(given.shape, given.dtype, str(given.device)) for given in inps]
+    print(f"# a graph of {len(fx_g.graph.nodes)} nodes that fails\ninps = {described}")
+    print("inps = [torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in inps]")
+    print(fx_g.code)
+
+
 def minimal(
     state: State, fails: Callable[[State], bool], dump_state: DumpState | None = None, most: int | None = None
 ) -> State:

@@ -184,8 +184,11 @@ def busy() -> str | None:
 
 
 def without_data(arguments: Iterable[object]) -> bool:
-    """Whether torch only describes what is computed: a FakeTensorMode is active, or an argument is a tensor of one.
-    There is nothing to compile then."""
+    """Whether torch only describes what is computed: a FakeTensorMode is active, or an argument is a tensor of one, or
+    `torch.func.functionalize` is at work. There is nothing to compile then."""
+    levels = torch._C._functorch.get_interpreter_stack()
+    if levels and all(level.key() == torch._C._functorch.TransformType.Functionalize for level in levels):
+        return True
     fake = sys.modules.get("torch._subclasses.fake_tensor")
     if fake is None:
         return False

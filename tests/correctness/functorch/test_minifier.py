@@ -22,7 +22,7 @@ from bolide.functorch.compile_utils import (
     strip_overloads,
     writes,
 )
-from bolide.functorch.fx_minifier import minifier
+from bolide.functorch.fx_minifier import dump_state, minifier
 
 aten = torch.ops.aten
 
@@ -425,3 +425,12 @@ def test_small_tools() -> None:
     assert torch.equal(gm(x)[0], x.cos() + 1)
     with pytest.raises(AssertionError, match="No output node"):
         get_outputs(fx.Graph())
+
+
+def test_states_are_printed_as_python(capsys: pytest.CaptureFixture[str]) -> None:
+    graph = make_fx(lambda x: (x * 2).sin())(torch.randn(2, 3))
+    dump_state(graph, [torch.randn(2, 3)])
+    text = capsys.readouterr().out
+    names: dict[str, Any] = {"torch": torch, "device": torch.device, "fx_pytree": fx.node}
+    exec(text.replace("def forward(self, ", "def forward("), names)
+    torch.testing.assert_close(names["forward"](*names["inps"]), torch.full((2, 3), 2.0).sin())

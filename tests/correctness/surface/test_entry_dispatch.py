@@ -396,3 +396,16 @@ def test_tensors_without_data_run_in_eager_in_silence() -> None:
         assert type(outside(mode.from_tensor(x))) is type(mode.from_tensor(x))
         torch.testing.assert_close(f(x), (x @ torch.ones(4, 3)).relu())
     assert len(f._bolide.entries) == 1 and not outside._bolide.entries
+
+
+def test_functions_run_as_they_are_under_functionalize() -> None:
+    """torch takes their operations apart there, writes included, and there is nothing to compile."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1.0) + torch.nn.functional.relu_(x[1:]).sum()
+
+    compiled, x = bolide.compile(program, fullgraph=True), torch.randn(3, 4)
+    for call in (compiled, torch.func.functionalize(compiled), compiled):
+        given, expected = x.clone(), x.clone()
+        torch.testing.assert_close(call(given), program(expected))
+        torch.testing.assert_close(given, expected)
