@@ -216,8 +216,10 @@ class Builder:
         return self.emit(f"shufflevector {operands}", value.scalar, len(order))
 
     def apart(self, value: Value, stride: int) -> Value:
-        """The lanes of `value` `stride` lanes apart, with zeros in between."""
-        order = [value.lanes if j % stride else j // stride for j in range(value.lanes * stride)]
+        """The lanes of `value` `stride` lanes apart, with zeros in between, and behind them up to a power of two: LLVM
+        has no masked stores for other numbers of lanes, and makes one of each lane."""
+        used = value.lanes * stride
+        order = [value.lanes if j % stride or j >= used else j // stride for j in range(1 << (used - 1).bit_length())]
         return self.shuffle(value, order, "zeroinitializer")
 
     def concat(self, left: Value, right: Value) -> Value:
