@@ -130,7 +130,10 @@ def _draw(
 def draw_seed(device: torch.device | None = None) -> torch.Tensor:
     """What `bolide::rng_seed` gives: drawn from torch's generator of the device, the CPU if none is named. Those of a
     GPU are made ahead; but a graph of CUDA that is captured has to draw one at each replay."""
-    if device is None or device.type != "cuda" or _count_dispatch_modes() or torch.cuda.is_current_stream_capturing():
+    on_gpu = device is not None and device.type == "cuda"
+    if on_gpu:
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # raises where there is no GPU, as eager does
+    if device is None or not on_gpu or _count_dispatch_modes() or torch.cuda.is_current_stream_capturing():
         return torch.randint(*_SEEDS, (), device=device)
     index = torch.cuda.current_device() if device.index is None else device.index
     return seed_ahead(torch.cuda.default_generators[index], device, (index, torch._C._cuda_getCurrentRawStream(index)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -236,6 +237,15 @@ def test_seeds_that_are_made_ahead_follow_from_the_state() -> None:
     generator = PlayedGenerator(seed ^ 1)
     generator.offset = states[0]
     assert int(rng.seed_ahead(generator, torch.device("cpu"), (0, 0))) != found[0][1]  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_seed_for_a_gpu_that_is_not_there_is_eagers_error() -> None:
+    device = torch.device("cuda", 0)
+    with pytest.raises((AssertionError, RuntimeError)) as wanted:
+        torch.randint(3, (), device=device)
+    with pytest.raises(wanted.type, match=re.escape(str(wanted.value)[:40])):
+        rng.draw_seed(device)
 
 
 def test_seeds_that_are_made_in_inference_mode_serve_training() -> None:
