@@ -386,7 +386,7 @@ def _refuse_native_equality(vm: Machine, value: Outside) -> None:
 def knows_symbols(value: object) -> bool:
     """Whether operators of this value, which is no plain number, take symbolic numbers for such: those of what stands
     for a tensor or an array, but not those of enumerations, fractions, time differences or NumPy's own arrays."""
-    return type(value) is TracedTensor or type(value) in STAND_INS
+    return isinstance(value, torch.Tensor) or type(value) in STAND_INS
 
 
 _TEXTS = frozenset({str, TracedText})

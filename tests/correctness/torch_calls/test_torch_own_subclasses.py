@@ -274,3 +274,32 @@ def test_gradients_that_are_accumulated_inside_come_to_the_wrapper() -> None:
         expected, actual = step(weights[0], optimizers[0], x), compiled(weights[1], optimizers[1], x)
         torch.testing.assert_close((actual.a, actual.b), (expected.a, expected.b))
         torch.testing.assert_close((weights[1].grad.a, weights[1].b), (weights[0].grad.a, weights[0].b))
+
+
+class Asked(torch.Tensor):
+    """A class that torch asks."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+NUMBERED: list[Callable[[Any], Any]] = [
+    lambda x: x * 2 + x.shape[0],
+    lambda x: x.sin() * x.size(-1),
+    lambda x: x / x.shape[0] ** 2,
+]
+
+
+@pytest.mark.parametrize("make", [lambda x: x.as_subclass(Asked), lambda x: TwoTensor(x, x + 1)])
+@pytest.mark.parametrize("place", range(len(NUMBERED)))
+def test_sizes_beside_tensors_of_classes_stay_symbols(place: int, make: Callable[[torch.Tensor], Any]) -> None:
+    fn = NUMBERED[place]
+    compiled = bolide.compile(fn, fullgraph=True, dynamic=True)
+    for size in random.sample(range(2, 20), 3):
+        x = make(torch.randn(size))
+        found, expected = compiled(x), fn(x)
+        assert type(found) is type(expected)
+        plain = [getattr(each, "b", each).as_subclass(torch.Tensor) for each in (found, expected)]
+        torch.testing.assert_close(*plain)
+    assert len(compiled._bolide.entries) == 1
