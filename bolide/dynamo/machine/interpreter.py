@@ -13,7 +13,7 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, NoReturn, TypeVar
 
@@ -416,12 +416,10 @@ class Machine:
     def enter(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any] | None) -> Frame:
         """Push the frame of a call of a Python function."""
         code = decode(function.__code__)
-        frame = Frame(code, function.__globals__, bind(function, args, kwargs), function)
         self.world.guards.reliance.codes.add(function.__code__)
         if id(function) not in self.own_functions:
             self.world.functions.rely_on_code(function)
-            if function.__defaults__ or function.__kwdefaults__:
-                self._wrap_defaults(function, frame.locals)
+        frame = Frame(code, function.__globals__, bind(function, args, kwargs, self._default), function)
         if len(self.frames) > self.depth.most:
             self._refuse_depth()
         self.frames.append(frame)
@@ -435,17 +433,16 @@ class Machine:
         if len(self.frames) > self.depth.most:
             raise self.unsupported("the program's calls are nested as deeply as Python allows", "recursion")
 
-    def _wrap_defaults(self, function: types.FunctionType, slots: list[Any]) -> None:
+    def _default(self, function: types.FunctionType, attribute: str, key: Hashable, value: Any) -> Any:
+        """What stands for the default of a parameter. Constants of a function that is known as such are guarded with
+        it (`rely_on_code`)."""
+        if id(function) in self.own_functions:
+            return value
+        fixed = type(value) in CONSTANT_TYPES or isinstance(value, type) or is_opaque(value)
+        if fixed and not self.world.functions.is_known_by_code(function):
+            return value
         base = self.world.identities.source_of(function)
-        by_place, by_name = enumerate(function.__defaults__ or ()), (function.__kwdefaults__ or {}).items()
-        defaults: list[tuple[str, Any, Any]] = [("__defaults__", *item) for item in by_place]
-        defaults += [("__kwdefaults__", *item) for item in by_name]
-        for attribute, key, default in defaults:
-            if type(default) in CONSTANT_TYPES or isinstance(default, type) or is_opaque(default):
-                continue
-            for i, value in enumerate(slots):
-                if value is default:
-                    slots[i] = self.world.wrap(default, Source("item", attribute_source(base, attribute), key))
+        return self.world.wrap(value, Source("item", attribute_source(base, attribute), key))
 
     def run_on(self, ticks: Iterator[int]) -> bool:
         """Run until the frame stack is back at `base`, one instruction for each tick. False when the ticks ran out."""

@@ -160,11 +160,26 @@ class Functions:
         self.own: dict[int, Any] = {}
 
     def rely_on_code(self, function: types.FunctionType) -> None:
-        """Guard that an outside function of the user's keeps its code and the defaults of its parameters."""
+        """Guard that an outside function of the user's keeps its code and the defaults of its parameters; of one that
+        is known by its code, how many there are: those that are read are guarded by themselves."""
         if not self.guards.first((function, "code")) or is_library_namespace(function.__globals__):
             return
         source = self.world.identities.source_of(function)
         self.guards.add(attribute_source(source, "__code__"), "is", function.__code__)
+        if not self.is_known_by_code(function):
+            self._rely_on_defaults(function, source)
+            return
+        if function.__defaults__:
+            self.guards.add(attribute_source(source, "__defaults__"), "length", len(function.__defaults__))
+        if function.__kwdefaults__:
+            at = attribute_source(source, "__kwdefaults__")
+            self.guards.add(at, "dict_keys", list(function.__kwdefaults__))
+
+    def is_known_by_code(self, function: types.FunctionType) -> bool:
+        """Whether an outside function is made anew for each call (`World.wrap`)."""
+        return id(function) in self.world.identities.mirrors
+
+    def _rely_on_defaults(self, function: types.FunctionType, source: Source) -> None:
         self.guards.add(attribute_source(source, "__defaults__"), "is", function.__defaults__)
         at = attribute_source(source, "__kwdefaults__")
         if function.__kwdefaults__ is None:
@@ -202,6 +217,7 @@ class Functions:
         if any(attributes.changes()):
             raise self._refused(function)
         self.rely_on_code(function)
+        self._rely_on_defaults(function, source)
         self._rely_on_items(attribute_source(source, "__annotations__"), function.__annotations__)
         for name in _ATTRIBUTES:
             self.rely_on_signature(attributes.get(name))

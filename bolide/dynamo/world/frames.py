@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,21 +147,29 @@ def dropped_generator(where: UserFrame | None) -> Unsupported:
     return Unsupported(reason, where, "use it up or close it", kind="iterator")
 
 
-def bind(function: types.FunctionType, args: list[object], kwargs: dict[str, object] | None) -> list[object]:
+Default = Callable[[types.FunctionType, str, Hashable, object], object]
+"""What stands for a function's default, given the attribute that it is in, its place there, and its value."""
+
+
+def bind(
+    function: types.FunctionType, args: list[object], kwargs: dict[str, object] | None, default: Default
+) -> list[object]:
     """The fast locals of a call. Raises TypeError as CPython does when the arguments do not fit."""
     code = function.__code__
     argcount = code.co_argcount
     slots: list[object] = [MISSING] * len(decode(code).locals_names)
     if not kwargs and len(args) == argcount and not code.co_kwonlyargcount and not code.co_flags & 0x0C:
         slots[:argcount] = args
-    elif not _bind(function, slots, args, kwargs or {}):
+    elif not _bind(function, slots, args, kwargs or {}, default):
         # CPython knows best what does not fit; it never comes to the body.
         function(*args, **(kwargs or {}))
         raise AssertionError(f"CPython accepts a call of {function.__qualname__} that was refused")
     return slots
 
 
-def _bind(function: types.FunctionType, slots: list[object], args: list[object], kwargs: dict[str, object]) -> bool:
+def _bind(
+    function: types.FunctionType, slots: list[object], args: list[object], kwargs: dict[str, object], default: Default
+) -> bool:
     """Fill the parameters of a call; False when the arguments do not fit."""
     code = function.__code__
     argcount, given = code.co_argcount, len(args)
@@ -191,10 +199,10 @@ def _bind(function: types.FunctionType, slots: list[object], args: list[object],
             return False
         else:
             extra[name] = value
-    return _bind_defaults(function, slots, total)
+    return _bind_defaults(function, slots, total, default)
 
 
-def _bind_defaults(function: types.FunctionType, slots: list[object], total: int) -> bool:
+def _bind_defaults(function: types.FunctionType, slots: list[object], total: int, default: Default) -> bool:
     code = function.__code__
     defaults = function.__defaults__ or ()
     first = code.co_argcount - len(defaults)
@@ -202,9 +210,9 @@ def _bind_defaults(function: types.FunctionType, slots: list[object], total: int
     for i in range(total):
         if slots[i] is MISSING:
             if first <= i < code.co_argcount:
-                slots[i] = defaults[i - first]
-            elif i >= code.co_argcount and code.co_varnames[i] in keyword_defaults:
-                slots[i] = keyword_defaults[code.co_varnames[i]]
+                slots[i] = default(function, "__defaults__", i - first, defaults[i - first])
+            elif i >= code.co_argcount and (name := code.co_varnames[i]) in keyword_defaults:
+                slots[i] = default(function, "__kwdefaults__", name, keyword_defaults[name])
             else:
                 return False
     return True

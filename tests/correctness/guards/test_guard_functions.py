@@ -419,3 +419,25 @@ def test_functions_made_for_each_call_that_objects_hold(breaks: bool, capsys: py
         torch.testing.assert_close(compiled(x, 0.0), program(x, 0.0))
     assert len(compiled._bolide.entries) <= 7
     capsys.readouterr()
+
+
+def test_defaults_of_functions_made_for_each_call() -> None:
+    """They are values like any: those that change are symbols, and arguments that equal them are others."""
+    offset = torch.randn(4)
+
+    def made(call: int, other: torch.Tensor | None) -> list[Callable[..., torch.Tensor]]:
+        def with_names(y: torch.Tensor, a: int = call, *, b: float = call / 2, c: Any = other) -> torch.Tensor:
+            return y * a + b if c is None else y * a + b * c
+
+        return [lambda y, k=k * call: y * k for k in range(3)] + [with_names]
+
+    def program(x: torch.Tensor, functions: list[Callable[..., torch.Tensor]]) -> list[torch.Tensor]:
+        named = functions[-1]
+        return [*[f(x) for f in functions], named(x, 3), named(x, b=1.5), named(x, c=x)]
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for call in range(9):
+        x, given = torch.randn(2 + call % 3, 4), made(call, offset + call if call % 2 else None)
+        for got, want in zip(compiled(x, given), program(x, given), strict=True):
+            torch.testing.assert_close(got, want)
+    assert len(compiled._bolide.entries) <= 5
