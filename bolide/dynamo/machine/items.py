@@ -92,6 +92,18 @@ def _has_symbols(key: object) -> bool:
     return type(key) is torch.SymInt or (type(key) is tuple and any(type(part) is torch.SymInt for part in key))
 
 
+def _lists_symbols(vm: Machine, key: object) -> bool:
+    """Whether there are symbolic integers in lists in an index of a tensor: torch would ask for their values."""
+    if not vm.trace.has_symbols or type(key) not in (list, tuple):
+        return False
+    return any(
+        type(part) in (list, tuple)
+        and torch.SymInt in map(type, part)
+        and {int, torch.SymInt}.issuperset(map(type, part))
+        for part in (key if type(key) is tuple else (key,))
+    )
+
+
 _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     slice: lambda key: (key.start, key.stop, key.step),
     tuple: iter,
@@ -114,6 +126,8 @@ def is_converted(vm: Machine, key: object) -> bool:
 def by_index(vm: Machine, operation: object, owner: object, key: object, *rest: object) -> Call | None:
     """The Call that does an operation on an item after the program's code has made integers of its place, as tensors
     and sequences have it; else None."""
+    if type(owner) is TracedTensor and _lists_symbols(vm, key):
+        return Call.polyfill("by_lists", operation, owner, key, *rest)
     if type(key) in _NEVER_CONVERTED or not (is_converted(vm, key) or _names_objects(key)):
         return None
     seen = class_of(owner)

@@ -341,3 +341,15 @@ def call_with(
 def call_subgraph(subgraph: Program, identifier: str, *operands: object) -> object:
     """`torch.ops.higher_order.invoke_subgraph`."""
     return subgraph(*operands)
+
+
+def by_lists(operation: Callable[..., object], owner: torch.Tensor, key: object, *rest: object) -> object:
+    """An operation on the items of a tensor whose places lists name: tensors, as torch makes them of lists."""
+    where = tuple([_of_list(part, owner) for part in key]) if isinstance(key, tuple) else _of_list(key, owner)
+    return operation(owner, where, *rest)
+
+
+def _of_list(part: object, owner: torch.Tensor) -> object:
+    if not isinstance(part, (list, tuple)) or not part or {type(item) for item in part} != {int}:
+        return part
+    return torch.tensor(part, dtype=torch.int64, device=owner.device)

@@ -20,7 +20,7 @@ from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.items import AS_INDEX
 from bolide.dynamo.machine.stand_ins import STAND_INS, SYMBOLIC, StandIn, as_number, is_number
 from bolide.dynamo.program.kinds import is_constant
-from bolide.dynamo.torch_calls.sizes import of_numbers
+from bolide.dynamo.torch_calls.sizes import leaves, of_numbers
 from bolide.dynamo.world import arrays
 from bolide.dynamo.world.array_results import arranged, expected
 from bolide.dynamo.world.arrays import SCALARS, TracedArray, TracedScalar, layer
@@ -106,7 +106,12 @@ _CONSTRUCTORS: dict[type, torch.dtype] = {
 
 @intercept_table({torch.Tensor: torch.float32, **_CONSTRUCTORS})
 def _construct(cls: type, dtype: torch.dtype, vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    """A tensor in the memory of an array, if that has the same type."""
+    """A tensor of numbers of the graph, or in the memory of an array, if that has the same type."""
+    if len(args) == 1 and type(args[0]) in (list, tuple) and not kwargs:
+        dtype = torch.get_default_dtype() if cls is torch.Tensor else dtype
+        whole = all(type(leaf) in (int, torch.SymInt) for leaf in leaves(args[0]))
+        tensor = of_numbers(vm, args[0], dtype, None) if whole or dtype.is_floating_point else None
+        return NATIVE if tensor is None else tensor
     if len(args) != 1 or kwargs or not isinstance(args[0], TracedArray):
         return NATIVE
     if isinstance(args[0], TracedScalar):

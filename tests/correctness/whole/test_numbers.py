@@ -151,3 +151,53 @@ def test_ways_of_branches_that_leave_a_tensor_or_a_number(function: Callable[...
         return [outcome(compiled, x * random.choice((0.1, 1)), w) for x, w in given]
 
     check_whole(program)
+
+
+def _written(x: Tensor, rows: list[int], columns: list[int]) -> Tensor:
+    y = x.clone()
+    y[rows] = y[rows] * 2
+    y[:, columns] += 1.0
+    y[rows, columns] = torch.arange(len(rows)).to(y)
+    return y
+
+
+LISTED: dict[str, Callable[[Tensor, list[int], list[int]], Any]] = {
+    "rows": lambda x, rows, columns: x[rows] * 2,
+    "columns": lambda x, rows, columns: x[:, columns].sum(1),
+    "both": lambda x, rows, columns: x[rows, columns],
+    "with others": lambda x, rows, columns: (x[None, rows, 1:], x[..., tuple(columns)], x[rows, torch.arange(3)]),
+    "made on the way": lambda x, rows, columns: x[[row // 2 for row in rows]] + x[sorted(rows)],
+    "written": _written,
+    "negative": lambda x, rows, columns: x[[-1 - row for row in rows]],
+    "classes": lambda x, rows, columns: (x[torch.LongTensor(rows)], torch.FloatTensor([rows, columns]) / 2),
+    "floats": lambda x, rows, columns: x[:3] * torch.Tensor([row / 7 for row in rows])[:, None].to(x),
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_lists_of_numbers_name_places(name: str) -> None:
+    """Numbers that are others in each call, in a list that is the index of a tensor, or of what a class makes one."""
+
+    def program(compile: Any) -> object:
+        compiled = compile(LISTED[name])
+        seen = []
+        for size in (9, 7, 8, 7, 6):
+            rows, columns = random.sample(range(2, size), 3), random.sample(range(2, 6), 3)
+            seen.append(differentiated(compiled, torch.randn(size, 6), rows, columns))
+        return seen
+
+    check_whole(program, versions=8)  # a number that happens to stay is one of the version's: at most one for each
+
+
+def test_lists_of_numbers_that_name_no_places_are_refused() -> None:
+    def program(compile: Any) -> object:
+        compiled = compile(lambda x, rows: x[rows] + 1)
+        seen: list[object] = []
+        for rows in ([1, 3], [2, 0], [4, 2], [1, 7], [-1, 2], [-6, 0], [3, 3]):
+            try:
+                seen.append(picture(compiled(torch.randn(5, 2), rows)))
+            except IndexError as error:
+                seen.append(str(error))
+        return seen
+
+    check_whole(program, breaks=2)
