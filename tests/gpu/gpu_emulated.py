@@ -20,8 +20,9 @@ from bolide.inductor.ir.verify import verify
 from bolide.inductor.machine import HOPPER, Machine
 from bolide.inductor.runtime.kernels import CompiledKernel
 from bolide.inductor.runtime.native import driver as native
-from bolide.inductor.runtime.native import shims
+from bolide.inductor.runtime.native import linking, shims
 from bolide.inductor.schedule import loop_writer, pipeline
+from bolide.tracing.rng import draw_seed
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ir" / "loops"))
 from gpu_emulator import launched
@@ -88,6 +89,7 @@ def emulate_native(put: Callable[[Any, str, Any], None] = setattr) -> None:
     put(compiled_graph, "_finished", finished_natively)
     put(native, "build_step", step_here)
     put(shims, "device_numbers", lambda device: (0, -1))
+    put(linking, "draw", lambda gpu: lambda: (draw_seed(),))
     put(shims, "shim_of", lambda operator, kind="cpu": shim_of(operator, "cpu"))
 
 

@@ -18,11 +18,11 @@ import torch
 
 import bolide
 from bolide.inductor.plan import Operator
-from bolide.inductor.runtime.native import driver, shims
+from bolide.inductor.runtime.native import driver, linking, shims
 from bolide.inductor.runtime.native import instructions as ops
 from bolide.inductor.runtime.native.driver import _method, handle_offset
-from bolide.inductor.runtime.native.linking import Program, Surroundings, Written, unpacked
-from bolide.inductor.runtime.native.program import Operand, Writer
+from bolide.inductor.runtime.native.linking import Label, Program, Surroundings, Written, unpacked
+from bolide.inductor.runtime.native.program import Operand, PythonStep, Writer
 from bolide.support.symbols import symbol_address
 from bolide.symbolic import Expr
 from tests.plan_tools import native_programs
@@ -118,6 +118,22 @@ def test_words_are_computed_as_expressions_are() -> None:
             values = {"s0": rng.randint(-50, 50), "s1": rng.randint(-50, 50)}
             assert run(list(values.values())) == tuple(expr.evaluate(values) for expr in exprs), exprs
         assert program.runs == 5
+
+
+def test_a_kept_program_draws_seeds_for_gpus_without_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    offset, seeds = handle_offset(), torch.randint(1 << 40, (3,))
+    assert offset is not None
+    monkeypatch.setattr(linking, "draw", lambda gpu: lambda: (seeds[gpu].clone(),))
+    writer, slots = Writer(), dict[int, int]()
+    for gpu in (2, 0):
+        slots[gpu] = writer.slot(f"seed{gpu}")
+        writer.python(PythonStep(Label(linking.DRAW, gpu), [], [(ops.HANDLE, slots[gpu])]))
+    packed = writer.finish([], [(ops.HANDLE, slots[gpu]) for gpu in (0, 2)], 0).packed()
+    assert packed is not None
+    around = Surroundings((), (), lambda number: pytest.fail("a step was asked for"), lambda values: None, offset)
+    program = unpacked(memoryview(packed)).linked(around)
+    for _ in range(3):
+        assert _method().bind(program.address, program)([]) == (seeds[0], seeds[2])
 
 
 # ---- whole plans -----------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from bolide.inductor.plan.steps import types_of
 from bolide.inductor.runtime import externs
 from bolide.inductor.runtime.native import arguments, shims
 from bolide.inductor.runtime.native import instructions as ops
-from bolide.inductor.runtime.native.linking import CONSTANT, KERNEL, Label, Program, Surroundings, Written
+from bolide.inductor.runtime.native.linking import CONSTANT, DRAW, KERNEL, Label, Program, Surroundings, Written
 from bolide.inductor.runtime.native.program import NOTHING, Operand, PythonStep, Writer
 from bolide.inductor.runtime.results import tied_views
 from bolide.symbolic import Expr
@@ -257,7 +257,8 @@ class _Assembler:
         if result is None or generator is None:
             return False
         if result.type.device != CPU:
-            self.writer.python(otherwise)
+            draw = PythonStep(Label(DRAW, result.type.device.index), [], otherwise.results)
+            self.writer.python(draw)
             return True
         self.alloc(result.name, result.type, otherwise)
         slot = self.writer.slots[result.name]

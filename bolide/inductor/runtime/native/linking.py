@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +15,21 @@ import torch
 from bolide.inductor.runtime.native import instructions as ops
 from bolide.inductor.runtime.native import shims
 from bolide.inductor.runtime.native.shims import Shim, thunks
+from bolide.tracing.rng import draw_seed
 
 OWN, KERNEL, THUNK, CONSTANT, STEP, OBJECT = "own", "kernel", "thunk", "constant", "step", "object"
-GENERATOR, FALLBACK, CLASS, HANDLE = "generator", "fallback", "class", "handle"
-KINDS = (OWN, KERNEL, THUNK, CONSTANT, STEP, OBJECT, GENERATOR, FALLBACK, CLASS, HANDLE)
+GENERATOR, FALLBACK, CLASS, HANDLE, DRAW = "generator", "fallback", "class", "handle", "draw"
+KINDS = (OWN, KERNEL, THUNK, CONSTANT, STEP, OBJECT, GENERATOR, FALLBACK, CLASS, HANDLE, DRAW)
 """What a number is: bytes from the program's first word on; of a kernel, of a function in C, of a constant, of a step
 in Python, of a result that is always the same; 0 for torch's generator, 1 for its lock; 0 for the readable driver; of
-one of two classes; 0 for the offset of a handle in an object of Python's."""
+one of two classes; 0 for the offset of a handle in an object of Python's; of a GPU, for which a seed is drawn."""
+
+
+@functools.cache
+def draw(gpu: int) -> Callable[[], tuple[torch.Tensor]]:
+    """The step in Python that draws a seed for a GPU."""
+    device = torch.device("cuda", gpu)
+    return lambda: (draw_seed(device),)
 
 
 class Label(int):
@@ -84,6 +93,7 @@ class Written:
             raise RuntimeError("torch's generator is not where it was")
         words, places = self.words[:], self.places
         steps = [around.step(number) for number in range(1 + max((words[at] for at in places[STEP]), default=-1))]
+        draws = [draw(gpu) for gpu in range(1 + max((words[at] for at in places[DRAW]), default=-1))]
         known: Mapping[str, Sequence[int]] = {
             KERNEL: around.kernels,
             THUNK: [thunks.addresses[shim] for shim in self.shims],
@@ -94,6 +104,7 @@ class Written:
             FALLBACK: (id(around.fallback),),
             CLASS: (id(torch.Tensor), id(torch.nn.Parameter)),
             HANDLE: (around.offset,),
+            DRAW: [*map(id, draws)],
         }
         base = words.buffer_info()[0]
         for place in places[OWN]:
@@ -101,7 +112,7 @@ class Written:
         for kind, values in known.items():
             for place in places[kind]:
                 words[place] = values[words[place]]
-        return Program(words, [around, steps, self.objects])
+        return Program(words, [around, steps, draws, self.objects])
 
     def packed(self) -> bytes | None:
         """As bytes; None if its results are more than numbers and None."""

@@ -39,7 +39,7 @@ _KINDS = {"//": ops.DIVIDE, "%": ops.REMAINDER, "min": ops.LEAST, "max": ops.GRE
 class PythonStep:
     """A step in Python: the function, its arguments, its results; `behind`: the instruction that follows it; `place`:
     its number among the program's steps, once it is one of them. Where there is no Python, `function` is the text that
-    tells what has failed."""
+    tells what has failed; one that any process has is a label."""
 
     function: object
     arguments: list[Operand]
@@ -350,7 +350,8 @@ class Writer:
         for number, step in enumerate(self.steps):
             self.code.append(Label(linking.HANDLE, 0))
             places.append(len(self.code))
-            head = (Label(linking.STEP, number), step.behind, len(step.arguments), *flat(step.arguments))
+            function = step.function if isinstance(step.function, Label) else Label(linking.STEP, number)
+            head = (function, step.behind, len(step.arguments), *flat(step.arguments))
             self.code += (*head, len(step.results), *flat(step.results))
         for at, place in self.references:
             self.code[at] = places[place]
