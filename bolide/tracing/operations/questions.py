@@ -44,7 +44,7 @@ def _lacks(known: list[object], args: tuple[object, ...]) -> bool:
     return any(value is None and arg is not None for value, arg in zip(known, args))
 
 
-@handler("_local_scalar_dense")
+@handler("_local_scalar_dense", "item")
 def _item(trace: Recorder, func: OpOverload, tensor: Tensor) -> Any:
     """Only a constant made in the program itself has a value that no later call can change; another float is computed
     in the graph (where a number is wanted and a tensor given: the program's own `Tensor.item` is answered before)."""
