@@ -99,16 +99,16 @@ def _zip(iterators: Any, strict: Any) -> Any:
     while iterators:
         items = []
         for position, iterator in enumerate(iterators):
-            try:
-                items.append(next(iterator))
-            except StopIteration:
+            item = next(iterator, _MISSING)
+            if item is _MISSING:
                 if strict and position:
-                    raise ValueError(_mismatch(position, "shorter")) from None
+                    raise ValueError(_mismatch(position, "shorter"))
                 if strict:
                     for other, rest in enumerate(iterators[1:]):
                         for _ in rest:
-                            raise ValueError(_mismatch(other + 1, "longer")) from None
+                            raise ValueError(_mismatch(other + 1, "longer"))
                 return
+            items.append(item)
         yield tuple(items)
 
 
@@ -164,10 +164,9 @@ def reduce_items(function: Any, iterable: Any, *initial: Any) -> Any:
     if initial:
         value = initial[0]
     else:
-        try:
-            value = next(iterator)
-        except StopIteration:
-            raise TypeError("reduce() of empty iterable with no initial value") from None
+        value = next(iterator, _MISSING)
+        if value is _MISSING:
+            raise TypeError("reduce() of empty iterable with no initial value")
     for item in iterator:
         value = function(value, item)
     return value

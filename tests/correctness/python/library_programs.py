@@ -535,6 +535,8 @@ zip  list(zip(ns, ss)), list(zip(o, ts)), list(zip()), dict(zip(ss, ns)), [a * b
 zip strict  list(zip(ns, ts, strict=True))
 zip strict, shorter  list(zip(ns, 'ab', strict=True))
 zip strict, longer  list(zip('ab', ns, strict=True))
+zip strict, of generators  list(zip(ns, (k for k in 'ab'), strict=True))
+zip strict, of longer generators  list(zip('ab', (k for k in ns), strict=True))
 zip, by hand  k = zip(ns, ts); next(k), list(k)
 map  list(map(str, ns)), list(map(lambda v: v + 1, ts)), list(map(add, ns, [4, 5])), list(map(o.get, ns))
 map, by hand  k = map(lambda v: v * 2, ns); next(k), list(k)

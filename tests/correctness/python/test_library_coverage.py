@@ -186,8 +186,16 @@ def _message(error: BaseException) -> str:
 
 
 def _alike(error: BaseException, expected: BaseException) -> bool:
-    """Whether capture met the exception that eager raises."""
-    return (type(error), _message(error)) == (type(expected), _message(expected))
+    """Whether capture met the exception that eager raises, with the same ones behind it."""
+    return _told(error) == _told(expected)
+
+
+def _told(error: BaseException | None) -> list[tuple[type, str, bool, bool]]:
+    told = []
+    while error is not None:
+        told.append((type(error), _message(error), error.__suppress_context__, error.__cause__ is None))
+        error = error.__context__
+    return told
 
 
 def outcome(row: Row, place: str, given: dict[str, Any], program: Any, function: Any) -> Any:
@@ -214,7 +222,7 @@ def outcome(row: Row, place: str, given: dict[str, Any], program: Any, function:
                 raise
             return None
         except (Exception, SystemExit) as error:
-            results.append(("raises", type(error).__name__, _message(error)))
+            results.append(("raises", _told(error)))
     after = Describer()
     after.known = {key: entry for key, entry in before.items() if isinstance(entry[1], torch.Tensor)}
     current = [program.__globals__[name] if place == "global" else given[name] for name in names]
