@@ -93,7 +93,8 @@ def fx_graph_cse(fx_g: fx.Graph) -> fx.Graph:
     seen: dict[object, fx.Node] = {}
     for node in fx_g.nodes:
         writing = writes(node)
-        apart = node.op != "call_function" or writing or node in own_memory or _differs_each_time(node)
+        computes = node.op == "call_function" or (node.op == "call_method" and _overloads(node))
+        apart = not computes or writing or node in own_memory or _differs_each_time(node)
         if writing:
             seen.clear()
         key = None if apart else _key(node, copies)
@@ -109,7 +110,7 @@ def fx_graph_cse(fx_g: fx.Graph) -> fx.Graph:
 def _key(node: fx.Node, copies: dict[fx.Node, fx.Node]) -> object:
     """What equal computations have in common; None where an argument cannot be compared."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
-    key = (node.target, key_of(args), key_of(dict(sorted(kwargs.items()))))
+    key = (node.op, node.target, key_of(args), key_of(dict(sorted(kwargs.items()))))
     try:
         hash(key)
     except TypeError:
@@ -119,9 +120,16 @@ def _key(node: fx.Node, copies: dict[fx.Node, fx.Node]) -> object:
 
 def _sharing_memory_with_results(graph: fx.Graph) -> set[fx.Node]:
     """The results, and what is known to be in their memory."""
-    results = {node for node in get_outputs(graph) if isinstance(node, fx.Node)}
+    results = closure([node for node in get_outputs(graph) if isinstance(node, fx.Node)], _viewed)
     storages = {_storage(node) for node in results} - {None}
     return results | {node for node in graph.nodes if _storage(node) in storages}
+
+
+def _viewed(node: fx.Node) -> list[fx.Node]:
+    """What a node may give a view, or an item, of."""
+    returns = [given for overload in _overloads(node) for given in overload._schema.returns]
+    views = any(given.alias_info is not None and not given.alias_info.is_write for given in returns)
+    return node.all_input_nodes[:1] if views or node.target is operator.getitem else []
 
 
 def _written(graph: fx.Graph) -> set[fx.Node]:

@@ -319,6 +319,30 @@ def test_equal_computations(f: Callable[..., Any], fewer: int) -> None:
     torch.testing.assert_close(small(x.clone()), expected)
 
 
+METHODS: list[tuple[Callable[[Tensor], object], int]] = [
+    (lambda x: x.sin() + x.sin(), 1),
+    (lambda x: x.view(-1).exp() + x.view(-1).exp(), 2),
+    (lambda x: x.clone().view(-1) + x.clone().view(-1), 2),
+    (lambda x: (x.clone().view(-1), x.clone().t()), 0),
+    (lambda x: (x.clone().chunk(2)[0], x.clone().chunk(2)[1]), 0),
+    (lambda x: (x.sin(), x.sin()), 0),
+    (lambda x: x.clone().bernoulli() + x.clone().bernoulli(), 1),
+    (lambda x: x.clone().add_(1) + x.clone().add_(1), 0),
+]
+
+
+@pytest.mark.parametrize(("f", "fewer"), METHODS)
+def test_equal_calls_of_methods(f: Callable[..., Any], fewer: int) -> None:
+    gm = fx.symbolic_trace(f)
+    small = fx.GraphModule(gm, fx_graph_cse(gm.graph))
+    assert len(gm.graph.nodes) - len(small.graph.nodes) == fewer
+    x, found = torch.randn(2, 3).sigmoid(), []
+    for module in (small, gm):
+        torch.manual_seed(0)
+        found.append(module(x.clone()))
+    torch.testing.assert_close(*found)
+
+
 def added(x: Tensor, how: Callable[[Tensor], Any]) -> Tensor:
     """Two equal values, of which the first is written to."""
     y, z = x.clone(), x.clone()
