@@ -180,10 +180,13 @@ def _up_to_break(
 
 def _raises_again(first: _Attempt, refusal: Unsupported) -> bool:
     """Whether the program has raised an exception where it has done so before: it is one that callers handle. What is
-    raised once costs no compilation. Not what torch raises, which may tell how a value was made: of what a segment
-    gives, that is otherwise."""
-    if type(refusal.__cause__) is RuntimeError:
-        return False
+    raised once costs no compilation. Not a RuntimeError of torch's, nor what is raised for it, which may tell how a
+    value was made: of what a segment gives, that is otherwise."""
+    error = refusal.__cause__
+    while error is not None:
+        if type(error) is RuntimeError and id(error) != first.machine.progress.stated:
+            return False
+        error = error.__context__
     raised, before = first.symbols.history.learnt.raised, len(first.symbols.history.learnt.raised)
     raised.add(refusal.where)
     return refusal.kind == "user_exception" and len(raised) == before

@@ -125,6 +125,7 @@ class Progress:
     started: bool = False  # whether it has come to the first instruction
     tick: int = 0  # the number of the instruction that was not supported, or has raised
     raised: int = 0  # the id of what the program has raised last
+    stated: int = 0  # the id of what a ``raise`` in the user's code was the first to raise, the last one
     lost: Unsupported | None = None  # what went wrong where nothing can be raised
     escaping: BaseException | None = None  # the exception that left a nested run, or a KeyboardInterrupt
     end: int = 0  # the number of the instruction to stop in front of

@@ -157,6 +157,8 @@ def _raise(vm: Machine, frame: Frame, arg: int) -> bool | None:
         if cause is not None and not isinstance(cause, BaseException):
             raise TypeError("exception causes must derive from BaseException")
         error.__cause__ = cause
+    if error.__traceback__ is None and not frame.code.plumbing:
+        vm.progress.stated = id(error)
     if isinstance(error, KeyboardInterrupt):  # of the program's own
         vm.unwind(error)
         return True

@@ -95,7 +95,25 @@ def of_a_generator(x: torch.Tensor, step: int, log: list[Any]) -> Any:
     return [y.sum() for y in (check(x, step) for _ in range(2))]
 
 
-PROGRAMS = [at_once, in_a_call, behind_a_break, within, at_last, in_a_loop, of_the_library, written, of_a_generator]
+def of_the_users(x: torch.Tensor, step: int, log: list[Any]) -> Any:
+    y = x.abs() + 1
+    if step % 2:
+        raise RuntimeError(f"bad batch {step}, {y.shape[0]} rows")
+    return y
+
+
+PROGRAMS = [
+    of_the_users,
+    at_once,
+    in_a_call,
+    behind_a_break,
+    within,
+    at_last,
+    in_a_loop,
+    of_the_library,
+    written,
+    of_a_generator,
+]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
@@ -134,15 +152,13 @@ def told(error: BaseException | None) -> Any:
 
 
 def test_captures_that_an_exception_ends_behind_a_break_are_counted() -> None:
-    """A RuntimeError ends no segment: it may be torch's own. What comes after the break is captured in vain each time,
-    until its point is given up."""
+    """A RuntimeError of torch's ends no segment. What comes after the break is captured in vain each time, until its
+    point is given up."""
 
     def program(x: torch.Tensor, step: int, log: list[Any]) -> torch.Tensor:
         y = x - 3
         bolide.graph_break()
-        if step % 4:
-            raise RuntimeError(f"bad batch {step}")
-        return y * 2
+        return y * 2 if step % 4 == 0 else y.view(9 + step)
 
     compiled = bolide.compile(program)
     misses: list[int] = []
@@ -163,3 +179,21 @@ def test_what_only_capture_meets_ends_no_segment() -> None:
     with pytest.warns(bolide.BolideWarning, match="only while compiling"):
         for _ in range(4):
             assert torch.equal(compiled(x), x.sin())
+
+
+def test_what_the_user_raises_costs_as_many_captures_of_whatever_class_it_is() -> None:
+    misses = []
+    for cls in (ValueError, RuntimeError):
+
+        def program(x: torch.Tensor, step: int, log: list[Any], cls: type[Exception] = cls) -> torch.Tensor:
+            y = x.abs() + 1
+            if step % 2:
+                raise cls(f"bad batch {step}, {y.shape[0]} rows")
+            return y
+
+        compiled = bolide.compile(program)
+        for number in range(12):
+            x = torch.ones(3 + number % 3)
+            assert outcome(compiled, x, number) == outcome(program, x, number)
+        misses.append(compiled._bolide.misses)  # type: ignore[attr-defined]
+    assert misses[0] == misses[1]
