@@ -125,6 +125,8 @@ def _run_backend(settings: Settings, parameters: Sequence[str], captured: Captur
         backend, options = state.backend, {}
     if isinstance(backend, TraceBackend):
         if not backend.takes_calls():
+            if config.compiled_autograd and captured.trace.derivation.passes:
+                _count_capture()
             whole = functools.partial(compile, backend=backend, options=options, dynamic=True)
             return run_trace(captured, backend.compiler, backend.partition, options, backend.devices, whole)
         options = {"options": options}
@@ -382,6 +384,13 @@ def _refuse(model: Any, settings: Settings, reason: str, remedy: str) -> Any:
         events.emit(events.Skipped(name, name, reason, where))
     warnings.warn(f"{name} runs in eager: {error}", BolideWarning, stacklevel=4)
     return model
+
+
+def _count_capture() -> None:
+    """A program that derives was captured, its backward passes with it."""
+    from bolide.dynamo import compiled_autograd
+
+    compiled_autograd.counters["compiled_autograd"]["captures"] += 1
 
 
 def _capture_backwards(wanted: bool) -> None:

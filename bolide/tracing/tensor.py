@@ -93,6 +93,7 @@ class Derivation:
     - `lost`: a backward of the program's own (a hook, a Function that is not among these) is no derivative
     - `hooked`: nodes of autograd's graph that hooks of the program's are on
     - `spent`: nodes whose saved values the program has released
+    - `passes`: whether the program accumulates gradients itself
     """
 
     running: bool = False
@@ -105,6 +106,7 @@ class Derivation:
     lost: bool = False
     hooked: set[object] = field(default_factory=set)
     spent: set[object] = field(default_factory=set)
+    passes: bool = False
 
     @property
     def is_own(self) -> bool:

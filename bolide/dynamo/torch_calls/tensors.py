@@ -160,7 +160,7 @@ def run_engine(
     recorder, accumulates = vm.recorder, options[-1]
     if recorder is not None and not accumulates:
         return recorder.as_one(differentiate, run.args, run)  # type: ignore[no-any-return]
-    vm.trace.functional_only = "gradients are accumulated inside"
+    vm.trace.functional_only, vm.trace.derivation.passes = "gradients are accumulated inside", accumulates
     return run()
 
 

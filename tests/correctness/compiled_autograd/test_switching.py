@@ -14,6 +14,7 @@ import torch
 
 import bolide
 from bolide.dynamo import compiled_autograd
+from bolide.dynamo.config import config
 from bolide.support import events, log
 from bolide.tracing import modes
 from tests.compiled_autograd_tools import captures
@@ -298,3 +299,23 @@ def test_logs(caplog: pytest.LogCaptureFixture) -> None:
     assert "SinBackward0 (NodeCall 2)" in by_name["compiled_autograd"][1]
     verbose = "\n".join(by_name["compiled_autograd_verbose"])
     assert "CompiledAutograd1" in verbose and "ExpBackward0" in verbose
+
+
+def test_a_program_that_is_captured_with_its_passes_counts_once() -> None:
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        found = []
+        for factor in (1, 2, 3):
+            weight = torch.full((3,), float(factor), requires_grad=True)
+            (weight * x).sin().sum().backward()
+            found.append(weight.grad)
+        return found  # type: ignore[return-value]
+
+    x = torch.randn(3)
+    expected, counted = program(x), compiled_autograd.counters["compiled_autograd"]
+    for wanted, backend in ((False, "inductor"), (True, "inductor"), (True, "aot_eager")):
+        before = counted["captures"]
+        with config.patch(compiled_autograd=wanted):
+            compiled = bolide.compile(program, backend=backend)
+            for _ in range(2):
+                torch.testing.assert_close(compiled(x), expected)
+        assert counted["captures"] - before == wanted
