@@ -279,6 +279,7 @@ class Symbols:
         self.fixed_because: list[tuple[Source, float, str]] = []  # what might have been symbolic, and why it is not
         self.texts: set[str] = set()  # from outside, that are not guarded as they are
         self._shared: dict[object, object] = {}
+        self._spreading: dict[Source, bool] = {}  # of containers: whether more of their numbers change than before
         self._unbacked: dict[str, object] = {}  # by the names of symbols: what their marks say of which are equal
 
     def done(self) -> list[Symbol]:
@@ -391,7 +392,24 @@ class Symbols:
         if fixed_by is not None or self.history.dynamic is False or self.history.is_fixed((source, None), value):
             self._stays(source, value, old, f"{fixed_by} is on" if fixed_by is not None else self._why_none())
             return False
-        return (source, None) in self.history.symbolic or self._changes(value, old, _is_argument(source))
+        if (source, None) in self.history.symbolic or self._changes(value, old, _is_argument(source)):
+            return True
+        return config.automatic_dynamic_shapes and source.kind == "item" and self._spreads(source.base)
+
+    def _spreads(self, container: Source | None) -> bool:
+        """Whether numbers change in a container, or in one around it, that had stayed when others did: then all may."""
+        if container is None:
+            return False
+        if container not in self._spreading:
+            place = Source("attr", container, None)
+            first, *later = [met for (met,) in filter(None, (*self.history.past(place, 1), self.met.get(place)))] or [
+                ()
+            ]
+            changed = [{i for i, pair in enumerate(zip(first, each)) if pair[0] != pair[1]} for each in later]
+            least = next(filter(None, changed), set())
+            around = container.base if container.kind == "item" else None
+            self._spreading[container] = any(not each <= least for each in changed) or self._spreads(around)
+        return self._spreading[container]
 
     def has_stayed(self, source: Source, value: object) -> bool:
         """Whether what a program reads at a place has been the same in every capture that looked at it, or is read
