@@ -1,11 +1,11 @@
 """Loop IR to loop IR, as a schedule says: nests in blocks, iterations side by side, loops split where a condition on
-their axis changes."""
+their axis changes, or the way in which an address follows it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import torch
 
@@ -37,6 +37,7 @@ from bolide.inductor.ir.walks import (
     with_roots,
 )
 from bolide.symbolic import Expr
+from bolide.symbolic.expr import Atom
 
 Rewriter = Callable[[Node], Node]
 
@@ -365,9 +366,9 @@ def _piece(loop: Loop, start: int, length: int) -> Loop:
 
 def pieces_of(axis: Axis, nodes: Iterable[Node], wanted: Sequence[int] | None = None) -> list[tuple[int, int]]:
     """(start, length) of the pieces of an axis, whose extent is a number, in which all conditions on it alone are
-    known; `wanted`: the only places where it may be split."""
+    known, and addresses follow it in one way; `wanted`: the only places where it may be split."""
     extent = axis.extent.value
-    inside = {place for node in nodes if (place := _threshold(node, axis.name)) is not None and 0 < place < extent}
+    inside = {place for node in nodes for place in _edges(node, axis.name, extent) if 0 < place < extent}
     edges = [0, *sorted(inside if wanted is None else inside.intersection(wanted)), extent]
     return [(start, end - start) for start, end in pairwise(edges)]
 
@@ -389,15 +390,58 @@ def is_bound(node: Node) -> bool:
     return node.op == "ge" and node.src[0].op == "index" and node.src[1].op == "const" and node.src[1].arg == 0
 
 
-def _threshold(node: Node, axis: str) -> int | None:
-    """The first place on the axis at which a comparison `index >= 0` has another value than before."""
-    if not is_bound(node):
-        return None
-    expr: Expr = node.src[0].arg
+def has_edges(node: Node) -> bool:
+    """Whether an axis may be worth a split for a node's sake: it compares an index with 0, or turns on its way."""
+    return is_bound(node) or (node.op == "load" and any(atom.kind in _TURNING for atom in _atoms(node.arg.index)))
+
+
+_TURNING = ("min", "max", "%")
+_MOST_TURNS = 2  # of an address that begins anew
+
+
+def _atoms(expr: Expr) -> list[Atom]:
+    return [atom for mono, _ in expr.terms for atom in mono]
+
+
+def _edges(node: Node, axis: str, extent: int) -> Iterator[int]:
+    """The places on the axis from which on a comparison `index >= 0` has another value than before, or an address goes
+    on in another way: borders that repeat or mirror what they surround, rows that are rolled."""
+    if is_bound(node):
+        yield from _thresholds(node.src[0].arg, axis)
+    elif node.op == "load":
+        for atom in _atoms(node.arg.index):
+            if atom.kind == "%":
+                whole, divisor = atom.args
+                yield from _returns(whole, divisor, axis, extent)
+            elif atom.kind in _TURNING:
+                for one, other in combinations(_compared(atom), 2):
+                    yield from _thresholds(one - other, axis)
+
+
+def _compared(atom: Atom) -> list[Expr]:
+    """Of which expressions the least or the greatest is taken, in turn."""
+    found = []
+    for arg in atom.args:
+        inner = [each for each in _atoms(arg) if each.kind in ("min", "max")]
+        found += _compared(inner[0]) if len(inner) == 1 and arg.offset == 0 and len(arg.terms) == 1 else [arg]
+    return found
+
+
+def _thresholds(expr: Expr, axis: str) -> list[int]:
+    """The first place on the axis at which `expr >= 0` has another value than before, where it is of the axis alone."""
     step = expr.coefficient(axis)
     if expr.free_vars != {axis} or step is None or not step.is_const:
-        return None
-    return -(expr.offset // step.value) if step.value > 0 else expr.offset // -step.value + 1
+        return []
+    return [-(expr.offset // step.value) if step.value > 0 else expr.offset // -step.value + 1]
+
+
+def _returns(whole: Expr, divisor: Expr, axis: str, extent: int) -> list[int]:
+    """Where on the axis a remainder begins anew, if that is seldom."""
+    if not divisor.is_const or whole.coefficient(axis) != Expr.const(1) or whole.free_vars != {axis}:
+        return []
+    first, last = whole.offset // divisor.value, (whole.offset + extent - 1) // divisor.value
+    turns = range(first + 1, last + 1) if last - first <= _MOST_TURNS else ()
+    return [turn * divisor.value - whole.offset for turn in turns]
 
 
 def _simpler(node: Node) -> Node:

@@ -491,8 +491,7 @@ def _padded(
 
 
 def _mirrored(i: Expr, size: Expr) -> Expr:
-    inside = Expr.max(i, -i)
-    return Expr.min(inside, (size - 1) * 2 - inside)
+    return Expr.min(Expr.max(i, -i), (size - 1) * 2 - i)
 
 
 for _name, _place in {

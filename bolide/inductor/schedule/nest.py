@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from bolide.inductor.ir.definitions import axis_var, volume
 from bolide.inductor.ir.loops import ATOMIC, VECTOR_KINDS, WARP, Axis, Node, Store
 from bolide.inductor.ir.printer import axis_text
-from bolide.inductor.ir.rewrites import is_bound, piece_of, pieces_of
+from bolide.inductor.ir.rewrites import has_edges, piece_of, pieces_of
 from bolide.inductor.ir.walks import crosses, loads_of, nodes_below, roots_in
 from bolide.inductor.machine import Machine
 from bolide.inductor.schedule.stages import Group, Parts, Space
@@ -196,7 +196,7 @@ def cut(schedule: Schedule, stores: Sequence[Store], machine: Machine) -> Schedu
         return _in_shared_tiles(schedule, stores, machine)
     schedule = _in_tiles(schedule, stores, machine)
     schedule = _in_row_blocks(schedule, machine)
-    if not any(map(is_bound, nodes_below(roots_in(stores)))):
+    if not any(map(has_edges, nodes_below(roots_in(stores)))):
         return schedule
     blocked = dict(schedule.blocks)
     found: dict[str, set[int]] = {}

@@ -1,4 +1,4 @@
-"""Loops split where a condition on their axis changes: the same results, no masks left."""
+"""Loops split where a condition on their axis changes, or an address turns: the same results, no masks left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bolide.inductor.machine import host_machine
 from bolide.inductor.schedule.nest import Schedule, cut
 from bolide.symbolic import Expr
 from tests.ir.kernel_tools import both, const, i64, load, loop, op, param, store, var
-from tests.schedule_tools import check
+from tests.schedule_tools import assert_same, check, compiled
 
 SIZE = 400
 MACHINE = host_machine()
@@ -121,3 +121,29 @@ def test_scatters_go_row_by_row() -> None:
         }
         ((_, mine, expected),) = both(Kernel("k", params, split), given)
         assert torch.equal(mine, expected)
+
+
+@pytest.mark.parametrize("way", ["reflect", "replicate", "circular", "roll", "roll twice", "remainder"])
+def test_addresses_that_turn(way: str) -> None:
+    """Borders that repeat what they surround, and rows that are rolled: pieces of a row in which elements follow one
+    another, so nothing is gathered."""
+    rows, columns = random.randrange(3, 9), random.randrange(40, 150)
+    image = torch.randn(2, 3, rows, columns)
+    if random.random() < 0.3:
+        image = image.contiguous(memory_format=torch.channels_last)
+    borders = [random.randrange(0, 3) for _ in range(4)]
+    down, right = random.randrange(-rows, 2 * rows), random.randrange(-columns, 2 * columns)
+    programs = {
+        "roll": lambda x: x.sin().roll(right, -1) * 2,
+        "roll twice": lambda x: x.roll((down, right), (2, 3)) + x,
+        "remainder": lambda x: x[..., torch.arange(columns + 7) % columns],
+    }
+    program = programs.get(way) or (lambda x: torch.nn.functional.pad(x.relu(), borders, mode=way) + 1)
+    graph = compiled(program, (image,))
+    assert_same(graph([image])[0], program(image))
+    whole = way in ("reflect", "replicate", "roll") and image.is_contiguous()
+    assert not whole or not any("masked.gather" in kernel.llvm_ir for kernel in graph.kernels)
+    dynamic = bolide.compile(program, dynamic=True)
+    for size in (columns, columns + 1, columns - 1) if way != "remainder" else (columns,):
+        x = torch.randn(2, 3, rows, size)
+        assert_same(dynamic(x), program(x))
