@@ -182,10 +182,11 @@ def _raises_again(first: _Attempt, refusal: Unsupported) -> bool:
     """Whether the program has raised an exception where it has done so before: it is one that callers handle. What is
     raised once costs no compilation. Not a RuntimeError of torch's, nor what is raised for it, which may tell how a
     value was made: of what a segment gives, that is otherwise."""
-    error = refusal.__cause__
-    while error is not None:
+    error, met = refusal.__cause__, set[int]()
+    while error is not None and id(error) not in met:  # a program may have made a ring of them
         if type(error) is RuntimeError and id(error) != first.machine.progress.stated:
             return False
+        met.add(id(error))
         error = error.__context__
     raised, before = first.symbols.history.learnt.raised, len(first.symbols.history.learnt.raised)
     raised.add(refusal.where)
