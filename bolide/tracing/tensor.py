@@ -253,6 +253,7 @@ def _asking(operation: str, kind: str) -> Any:
     return ask
 
 
+@fleeting
 class _Memory:
     """What a tensor without data has for a storage."""
 
@@ -260,7 +261,9 @@ class _Memory:
         self.tensor = tensor
 
     def size(self) -> int:
-        return self.tensor.numel() * self.tensor.element_size()
+        whole: TensorMeta = self.tensor.group.base.meta["val"]
+        count: int = whole.numel
+        return count * whole.dtype.itemsize
 
     def __getattr__(self, name: str) -> NoReturn:
         raise DataDependent(f"untyped_storage().{name}", self.tensor._trace.where, "data_pointer")

@@ -93,11 +93,26 @@ def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool, la
     return (accumulate_into_wrapper if is_made_of_parts(variable) else _accumulate)(variable, grad, has_post_hooks)
 
 
+def _usual_count() -> int:
+    """How many references Python counts of what the graph's code alone has, two calls further. That is otherwise while
+    a frame evaluator is set, as TorchDynamo's is."""
+    alone = object()
+    return _counted_within(alone)
+
+
+def _counted_within(value: object) -> int:
+    return _counted(value)
+
+
+def _counted(value: object) -> int:
+    return sys.getrefcount(value)
+
+
 def _is_taken(grad: torch.Tensor, variable: torch.Tensor) -> bool:
     """Whether the engine would make a gradient the leaf's without a copy: nobody else has it."""
     if torch.is_grad_enabled() or type(grad) is not torch.Tensor or grad.layout is not torch.strided:
         return False
-    if variable.grad is not None or sys.getrefcount(grad) > 4:  # in the graph's code, in two calls here, and asked
+    if variable.grad is not None or sys.getrefcount(grad) > _usual_count():
         return False
     kinds = (grad.dtype, grad.device, grad.shape, grad.stride())
     if kinds != (variable.dtype, variable.device, variable.shape, variable.stride()) or not variable.is_contiguous():

@@ -99,8 +99,10 @@ def _zip(iterators: Any, strict: Any) -> Any:
     while iterators:
         items = []
         for position, iterator in enumerate(iterators):
-            item = next(iterator, _MISSING)
-            if item is _MISSING:
+            for item in iterator:
+                items.append(item)
+                break
+            else:
                 if strict and position:
                     raise ValueError(_mismatch(position, "shorter"))
                 if strict:
@@ -108,7 +110,6 @@ def _zip(iterators: Any, strict: Any) -> Any:
                         for _ in rest:
                             raise ValueError(_mismatch(other + 1, "longer"))
                 return
-            items.append(item)
         yield tuple(items)
 
 
@@ -164,8 +165,10 @@ def reduce_items(function: Any, iterable: Any, *initial: Any) -> Any:
     if initial:
         value = initial[0]
     else:
-        value = next(iterator, _MISSING)
-        if value is _MISSING:
+        for first in iterator:
+            value = first
+            break
+        else:
             raise TypeError("reduce() of empty iterable with no initial value")
     for item in iterator:
         value = function(value, item)

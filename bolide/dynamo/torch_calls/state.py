@@ -28,7 +28,7 @@ from bolide.dynamo.torch_calls.autograd import refuse_for_real
 from bolide.dynamo.torch_calls.masks import classes_asked
 from bolide.dynamo.world.outside import Outside, attribute_source
 from bolide.dynamo.world.rebuild import Rebuilder
-from bolide.tracing import TracedTensor, modes
+from bolide.tracing import DataDependent, TracedTensor, modes
 
 
 @intercept_each((torch.nn.Parameter, torch.nn.Buffer))
@@ -42,6 +42,13 @@ def _is_inference(vm: Machine, tensor: object) -> object:
     if type(tensor) is not TracedTensor:
         return NATIVE
     return vm.world.inputs.is_inference(tensor.group, vm.trace.input_of(tensor.group))
+
+
+@answers(torch.Tensor.untyped_storage, TracedTensor.untyped_storage)
+def _storage(vm: Machine, tensor: object) -> object:
+    if type(tensor) is not TracedTensor:
+        return NATIVE
+    raise DataDependent("Tensor.untyped_storage", vm.where(), "data_pointer")
 
 
 refuse(
