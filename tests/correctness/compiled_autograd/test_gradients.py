@@ -311,7 +311,6 @@ def expanded(leaves: list[torch.Tensor], kept: list[torch.Tensor]) -> torch.Tens
 
 @pytest.mark.parametrize("program", [products, sums, hooked, expanded])
 def test_gradients_are_taken_and_copied_as_the_engine_does(program: Any) -> None:
-    """One that nobody else has becomes the leaf's, others are copied; also once TorchDynamo evaluates frames."""
-    assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)) == 2
+    """One that nobody else has becomes the leaf's, others are copied."""
     assert _shared(True, program)[:2] == _shared(False, program)[:2]
     torch.testing.assert_close(_shared(True, program)[2], _shared(False, program)[2])
