@@ -86,6 +86,7 @@ class Identities:
     def __init__(self) -> None:
         self.seen: dict[int, Seen] = {}  # by id of the real object
         self.mirrors: dict[int, tuple[object, Source]] = {}  # by id: what stands for the object at the source
+        self.fixed: dict[int, types.FunctionType] = {}  # by id: nested ones that are known by identity at some place
         self.owners: dict[int, object] = {}  # by id of a `__dict__` that the program has asked for: whose it is
 
     def mirror(self, value: object, source: Source) -> Any:

@@ -167,6 +167,8 @@ class World:
         for value, _ in self.identities.mirrors.values():
             if type(value) is types.FunctionType:
                 of_class.setdefault(value.__code__, {})[id(value)] = value
+        for function in self.identities.fixed.values():
+            of_class.setdefault(function.__code__, {})[id(function)] = function
         for value in (*self.trace.inputs, *[known.value for known in self.identities.seen.values()]):
             if id(value) in self.trace.hashed:
                 of_class.setdefault(value.cls if type(value) is Outside else type(value), {})[id(value)] = value
@@ -206,6 +208,9 @@ class World:
                 return self._wrap_bound(real, source)
             if cls in IDENTITY:
                 self.guards.add(source, "is", real)
+                if cls is types.FunctionType and "<locals>" in real.__qualname__:
+                    self.identities.fixed[id(real)] = real
+                    self.functions.rely_on_identity(real)
             else:
                 if cls is range:
                     self.program.fix_count(source, len(real))
@@ -316,7 +321,7 @@ class World:
     def _is_made_anew(self, function: types.FunctionType, source: Source) -> bool:
         """Whether a function was probably made for this call only: a nested one that comes from the call's values, or
         is found where another one of the same code was found before."""
-        nested = "<locals>" in function.__qualname__
+        nested = "<locals>" in function.__qualname__ and id(function) not in self.identities.fixed
         return nested and (_is_of_call(source) or self.symbols.history.is_made_anew(function, source))
 
     def _wrap_function(self, real: types.FunctionType, source: Source) -> types.FunctionType:

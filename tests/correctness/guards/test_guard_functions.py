@@ -441,3 +441,20 @@ def test_defaults_of_functions_made_for_each_call() -> None:
         for got, want in zip(compiled(x, given), program(x, given), strict=True):
             torch.testing.assert_close(got, want)
     assert len(compiled._bolide.entries) <= 5
+
+
+def test_a_function_that_is_found_at_two_places() -> None:
+    """Where it is known by its code at one, others of the same code may be there later."""
+    held = Solver(torch.sin)
+
+    def program(x: torch.Tensor, other: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return x * len({other, held.step}) + held.step(x)
+
+    def made() -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda y: y * 2
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for call in range(12):
+        held.step, other = made(), made()
+        for given in (held.step, other) if call % 2 else (other, held.step):
+            torch.testing.assert_close(compiled(X, given), program(X, given))
