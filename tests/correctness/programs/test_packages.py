@@ -297,7 +297,7 @@ def test_changes_of_an_installed_package_are_seen(name: str, package: Callable[[
         second = package()
         found = life(second, bolide.compile(getattr(second, name)), changes, seed)
     for place, (a, b) in enumerate(zip(expected, found, strict=True)):
-        assert torch.allclose(a, b, rtol=1e-3, atol=1e-4), (place // (2 * FIRST_RECORDING + 3), a, b)
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-4), (place // (2 * FIRST_RECORDING + 3), a, b)
 
 
 def test_locks_of_an_installed_package_are_taken(package: Callable[[], Any]) -> None:
