@@ -14,8 +14,8 @@ from types import BuiltinMethodType, MethodType
 from typing import Any, TypeGuard
 
 import torch
-from torch import fx
 from torch.autograd import forward_ad
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.nn.parameter import is_lazy
 
 from bolide.dynamo.config import config
@@ -178,7 +178,7 @@ def busy() -> str | None:
         return "forward-mode differentiation is active"
     if torch._C._get_tracing_state() is not None:
         return "torch.jit is tracing"
-    if fx._symbolic_trace._is_fx_tracing_flag:
+    if is_fx_symbolic_tracing():
         return "torch.fx is tracing"
     return None
 
@@ -200,7 +200,7 @@ def nested_trace() -> bool:
     """Whether a tracer of torch's is at work inside which calling a compiled function is an error."""
     if torch._C._get_tracing_state() is not None:
         return config.error_on_nested_jit_trace
-    return fx._symbolic_trace._is_fx_tracing_flag and config.error_on_nested_fx_trace
+    return is_fx_symbolic_tracing() and config.error_on_nested_fx_trace
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------
@@ -499,6 +499,7 @@ def _global_conditions(expected: GlobalState, constant: Constant) -> list[str]:
         f"{constant(native._functorch.peek_interpreter_stack, 'transforms')}() is None",
         f"{constant(forward_ad, 'forward_ad')}._current_level < 0",
         f"{constant(native._get_tracing_state, 'jit_tracing')}() is None",
+        flag(is_fx_symbolic_tracing, False, "fx_tracing"),
     ]
     if expected.autocast:
         tests.append(f"{constant(autocast_state, 'autocast')}() == {constant(expected.autocast, 'autocast')}")

@@ -198,7 +198,11 @@ def _unbound(function: Any) -> Any:
     owner = function.__self__
     if owner is None or type(owner) is types.ModuleType:
         return None
-    unbound = getattr(type(owner), function.__name__, None)
+    name = function.__name__
+    unbound = getattr(type(owner), name, None)
+    if unbound is None and isinstance(owner, type):
+        held = (vars(cls).get(name) for cls in owner.__mro__)
+        unbound = next((found for found in held if type(found) is types.ClassMethodDescriptorType), None)
     return unbound if type(unbound) in HASHABLE and unbound in INTERCEPTS else None
 
 

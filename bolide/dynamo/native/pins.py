@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 from torch.autograd import forward_ad
 
 from bolide.dynamo.guards import texts as guard_module
@@ -568,9 +569,17 @@ class Recorder(Notes):
         casts = torch._C._dispatch_tls_local_exclude_set().raw_repr()
         self.head += (ops.STATE, casts, *native.thread_state(self.layout))
         self.head += (ops.ATTRIBUTE_IS, self.own(state), self.own("disabled"), self.own(0))
-        for module, name in ((forward_ad, "_current_level"), (torch.fx._symbolic_trace, "_is_fx_tracing_flag")):
-            home = Source("object", None, None, module.__dict__)
-            self.note_item(module.__dict__, name, home, Source("attr", None, name))
+        self._note_global(forward_ad, "_current_level")
+        of_thread = getattr(fx._symbolic_trace, "_is_fx_tracing_tls", None)
+        if of_thread is None:
+            self._note_global(fx._symbolic_trace, "_is_fx_tracing_flag")
+        else:
+            of_thread.flag = False  # as without it, but fit for being read
+            self.head += (ops.ATTRIBUTE_IS, self.own(of_thread), self.own("flag"), self.own(False))
+
+    def _note_global(self, module: types.ModuleType, name: str) -> None:
+        home = Source("object", None, None, module.__dict__)
+        self.note_item(module.__dict__, name, home, Source("attr", None, name))
 
     # ---- result ------------------------------------------------------------------------------------------------------
 

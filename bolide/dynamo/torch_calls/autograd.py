@@ -38,7 +38,10 @@ refuse(
 _INTERPRETED: Slot[dict[Any, Any]] = Slot(dict)  # by the class of the program
 
 
-@answers(vars(torch.autograd.Function)["apply"].__func__)
+_APPLY = vars(torch.autograd.Function)["apply"]  # a class method, in Python or in C
+
+
+@answers(getattr(_APPLY, "__func__", _APPLY))
 def _apply(vm: Machine, function: Any, *values: Any, **kwargs: Any) -> object:
     """`Function.apply`: torch's own machinery runs on a subclass whose methods are interpreted. So `forward` is
     recorded below autograd, and the engine records `backward` when it comes to it."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,28 @@ def test_tracing_compiled_functions_is_an_error_unless_allowed() -> None:
             torch.jit.trace(compiled, (x,))
         with bolide.dynamo.config.patch(error_on_nested_jit_trace=False):
             torch.testing.assert_close(torch.jit.trace(compiled, (x,))(x), x * 2)
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 5])
+def test_compiled_functions_without_arguments_are_not_called_while_tracing(calls: int) -> None:
+    """What the tracer would have to see, compiled code would take for a constant: at any call, in any thread."""
+    x = torch.randn(2, 3)
+    compiled = bolide.compile(lambda: x.sin() + 1)
+
+    def call(times: int) -> None:
+        for _ in range(times):
+            torch.testing.assert_close(compiled(), x.sin() + 1)
+
+    def trace() -> None:
+        with pytest.raises(RuntimeError, match=r"torch.fx is tracing"):
+            torch.fx.symbolic_trace(lambda y: compiled() + y)
+
+    call(calls)
+    with ThreadPoolExecutor(1) as another:
+        for run in (trace, lambda: call(calls), trace):
+            another.submit(run).result()
+    trace()
+    call(calls)
 
 
 def test_compilation_metrics() -> None:
