@@ -470,6 +470,13 @@ class Symbols:
         self.texts.add(text)
         return True
 
+    def changes_as_whole(self, source: Source, items: tuple[object, ...]) -> bool:
+        """Whether a container of constants has been another one in an earlier capture."""
+        place = Source("attr", source, None)
+        self.met[place] = (items,)
+        changes = any(old is not None and old != (items,) for old in self.history.past(place, 1))
+        return changes and self.history.dynamic is not False
+
     def pin(self, source: Source, value: float, where: UserFrame | None) -> None:
         """Note that the program needs the value of a float that is a number of the graph."""
         known = self.history.fixed.setdefault((source, None), set())

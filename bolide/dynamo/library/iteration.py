@@ -49,6 +49,8 @@ def _len(vm: Machine, args: Args, kwargs: Kwargs) -> object:
         return Call(polyfill("composed"), [generic.as_length, method, value])
     if type(value) is Outside and value.items is not None:
         return value.dict_items.length()
+    if type(value) is Outside and (asked := value.questions()) is not None:
+        return asked.length()
     return len(operations.native_view(vm, value))
 
 

@@ -34,7 +34,7 @@ from bolide.dynamo.machine.stand_ins import (
     settle_keys,
     settled,
 )
-from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, name_in_c
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, is_constant, name_in_c
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import TracedText, joined
@@ -205,8 +205,13 @@ def _are_equal(key: Key, other: Key) -> bool:
             asked.append((a, b))
         elif torch.SymInt in kinds or not kinds.isdisjoint(_TUPLES) or a != b:
             return False
-    different = [(a, b) for a, b in asked if hint_of(a) != hint_of(b)]
+    different = [(a, b) for a, b in asked if _now(a) != _now(b)]
     return all(a == b for a, b in different[:1] or asked)
+
+
+def _now(key: Key) -> Key:
+    """A number in a key as it is in this call."""
+    return hint_of(key) if type(key) is torch.SymInt else key
 
 
 def _hashable(key: Key) -> Key:
@@ -502,6 +507,8 @@ def truth(vm: Machine, value: Any) -> Any:
     if type(value) is Outside:
         if value.items is not None:
             return value.items.length() > 0
+        if (asked := value.questions()) is not None:
+            return not asked.is_empty()
         return True if method is MISSING else bool(native_view(vm, value))
     if type(value) is Generator:
         return True
@@ -536,6 +543,8 @@ def contains(vm: Machine, container: Any, item: Any) -> Any:
     if cls is Generator or vm.world.classes.python_method(seen, "__contains__") is not None:
         return MISSING
     if cls is Outside:
+        if (asked := container.questions()) is not None and is_constant(item := as_key(vm, item)):
+            return asked.has(item)
         if container.contents is not None:
             return contains(vm, container.contents, item)
         if container.items is None:
@@ -587,7 +596,8 @@ def native_iterable(vm: Machine, value: object) -> Any:
         method is MISSING and vm.world.classes.python_method(seen, "__getitem__") is not None
     ):
         return MISSING
-    return native_view(vm, value)
+    asked = value.questions() if isinstance(value, Outside) else None
+    return native_view(vm, value) if asked is None else asked.listed()
 
 
 def special_method(vm: Machine, value: object, name: str) -> object:

@@ -11,7 +11,8 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
 from bolide.dynamo.guards.sizes import Symbols
@@ -35,8 +36,10 @@ from bolide.dynamo.world.classes import Classes
 from bolide.dynamo.world.frames import refuse_drop
 from bolide.dynamo.world.journal import Journal
 from bolide.dynamo.world.outside import (
+    AskedSet,
     Cell,
     Grown,
+    Outside,
     Overlay,
     Snapshot,
     attribute_source,
@@ -45,6 +48,7 @@ from bolide.dynamo.world.outside import (
     limit_of,
 )
 from bolide.dynamo.world.parts import Reading, Seen, Write
+from bolide.support.errors import Unsupported
 
 Made = TypeVar("Made")
 
@@ -233,14 +237,20 @@ class Containers:
         self.returned = False  # whether what is read now is the result of the present call
 
     def wrap(self, real: Any, cls: type, source: Source) -> Any:
-        """A copy of a list, set, deque or bytearray; of a frozenset one that stands for it."""
+        """A copy of a list, set, deque or bytearray; of a frozenset one that stands for it. A set of constants that
+        changes from call to call, or whose order no copy has, is asked instead."""
+        copy: Any = None
         if cls in _UNORDERED:
             constant = all(is_constant(item) or isinstance(item, type) for item in real)
+            if constant:
+                copy = _in_order(cls, list(real), real)
+                if self.symbols.changes_as_whole(source, tuple(real)) or copy is None:
+                    return self._asked(real, cls, source, copy)
         else:
             constant = cls is list and is_constant(tuple(real)) and self.symbols.is_settled(source, real)
         if constant or cls is bytearray:
             self._guard_items(source, real, cls)
-            copy: Any = cls(real)
+            copy = cls(real) if copy is None else copy
         else:
             self.guards.add(source, "type", cls)
             if cls in _UNORDERED:
@@ -261,6 +271,23 @@ class Containers:
             grown.items[:0] = copy
             snapshot.copy = grown.items
         return self.journal.keep(snapshot)
+
+    def _asked(self, real: AbstractSet[object], cls: type, source: Source, copy: object) -> Outside:
+        """A set in place of one of constants; `copy`: one in the same order, None if there is none."""
+        self.guards.add(source, "type", cls)
+
+        def whole() -> object:
+            if copy is None:
+                raise self._no_order()
+            self.world.program.fix_count(source, tuple(real), "the value")
+            self._guard_items(source, real, cls)
+            if cls is frozenset:
+                return self.world.identities.mirror(copy, source)
+            return self.journal.keep(Snapshot(real, source, copy))
+
+        outside = Outside(self.world, real, source)
+        outside.asked = AskedSet(self.world, real, source, whole)
+        return outside
 
     def wrap_contents(self, real: object, base: type, source: Source) -> object:
         """A copy of what is in an instance of a subclass of list, set or deque (`base`)."""
@@ -357,15 +384,13 @@ class Containers:
             return wrapped
         if base is collections.deque:
             return base(wrapped, limit_of(real))
-        if all(map(operator.is_, wrapped, listed)):
-            return base(real)  # a set's own copy keeps its order
-        # otherwise the order depends on what was put in first
-        for first in range(min(len(wrapped), 8)):
-            for copy in (base(wrapped[first:] + wrapped[:first]), base(wrapped[first::-1] + wrapped[:first:-1])):
-                if all(map(operator.is_, copy, wrapped)):
-                    return copy
-        reason = "the order of a set of objects cannot be kept"
-        raise self.guards.refusal("outside_object", reason, "use a list or a dict")
+        copy = _in_order(base, wrapped, real)
+        if copy is None:
+            raise self._no_order()
+        return copy
+
+    def _no_order(self) -> Unsupported:
+        return self.guards.refusal("outside_object", "the order of a set cannot be kept", "use a list or a dict")
 
     # -- lists that are only appended to
 
@@ -404,6 +429,20 @@ class Containers:
             yield
         finally:
             self.returned = False
+
+
+def _in_order(
+    base: Callable[[Iterable[object]], Iterable[object]], items: list[object], real: Iterable[object]
+) -> Iterable[object] | None:
+    """A set with these items in this order, None if none is found. It depends on what is put in first, and on what has
+    been taken out. `real`: the set that they, or what they stand for, are from."""
+    if all(map(operator.is_, copy := base(real), items)):
+        return copy
+    for first in range(min(len(items), 8)):
+        for copy in (base(items[first:] + items[:first]), base(items[first::-1] + items[:first:-1])):
+            if all(map(operator.is_, copy, items)):
+                return copy
+    return None
 
 
 def _items_source(source: Source) -> Source:

@@ -10,6 +10,7 @@ import operator
 import types
 import weakref
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -286,7 +287,7 @@ class Outside:
     """A mutable object of the outside world. One per real object and capture, so identity is the real object's
     identity. `contents` is the copy of what is in it, for instances of subclasses of list, set and deque."""
 
-    __slots__ = ("__weakref__", "attrs", "cls", "contents", "items", "real", "slot_values", "source", "world")
+    __slots__ = ("__weakref__", "asked", "attrs", "cls", "copy", "items", "real", "slot_values", "source", "world")
 
     def __init__(self, world: Reading, real: Any, source: Source) -> None:
         self.real, self.source = real, source
@@ -298,7 +299,8 @@ class Outside:
         self.attrs: Overlay | None = None
         if namespace is not NO_NAMESPACE:
             self.attrs = world.overlay(namespace, source, attribute_source, real)
-        self.contents: Any = None
+        self.asked: AskedSet | None = None
+        self.copy: Any = None
         self.slot_values: Overlay | None = None
         self.world = world
 
@@ -314,8 +316,19 @@ class Outside:
         """A dict of names, read and written through an overlay that others use as well."""
         view = cls.__new__(cls)
         view.real, view.cls, view.attrs, view.items, view.source = real, dict, None, items, source
-        view.contents, view.slot_values, view.world = None, None, world
+        view.asked, view.copy, view.slot_values, view.world = None, None, None, world
         return view
+
+    @property
+    def contents(self) -> Any:
+        """The copy of what is in it; of a set that changes it is made, and guarded, when all of it is asked for."""
+        if self.copy is None and self.asked is not None:
+            self.copy = self.asked.whole()
+        return self.copy
+
+    def questions(self) -> AskedSet | None:
+        """For a set that changes and of which not all is known."""
+        return self.asked if self.copy is None else None
 
     def plain(self) -> Any:
         """What an instance of a subclass of int, float, str or bytes is as one of these (guarded), MISSING for others:
@@ -405,6 +418,49 @@ class Outside:
         __len__
     ) = _refuse
     __next__ = __getitem__ = __contains__ = __call__ = __add__ = __radd__ = __enter__ = __reduce_ex__ = _refuse
+
+
+@fleeting
+class AskedSet:
+    """A set of constants from outside that is another one from call to call. What the program asks of it is guarded:
+    all of it only if it asks for that. `whole` gives a copy, guarded."""
+
+    __slots__ = ("real", "source", "whole", "world")
+
+    def __init__(self, world: Reading, real: AbstractSet[object], source: Source, whole: Callable[[], object]) -> None:
+        self.world, self.real, self.source, self.whole = world, real, source, whole
+
+    def has(self, item: object) -> bool:
+        """Whether a constant is in it."""
+        answer = item in self.real
+        self.world.guards.add(Source("apply", self.source, (item,), is_member), "equals", answer)
+        return answer
+
+    def is_empty(self) -> bool:
+        """Whether nothing is in it."""
+        self.world.guards.add(Source("apply", self.source, (), bool), "equals", bool(self.real))
+        return not self.real
+
+    def length(self) -> object:
+        """How many items are in it: a symbol if that changes."""
+        return self.world.wrap(len(self.real), Source("apply", self.source, (), count_of))
+
+    def listed(self) -> list[object]:
+        """Its items, in order; numbers that change are symbols."""
+        source, items = Source("apply", self.source, (), items_of), items_of(self.real)
+        self.world.program.fix_count(source, len(items))
+        self.world.guards.add(source, "length", len(items))
+        return [self.world.wrap(item, Source("item", source, place)) for place, item in enumerate(items)]
+
+
+def is_member(real: AbstractSet[object], item: object) -> bool:
+    """Whether a constant is in a set."""
+    return item in real
+
+
+def count_of(real: AbstractSet[object]) -> int:
+    """How many items a set has."""
+    return len(real)
 
 
 @fleeting

@@ -300,7 +300,7 @@ class World:
         outside = Outside(self, real, source)
         base = next((base for base in CONTAINERS if issubclass(cls, base)), None)
         if base is not None:
-            outside.contents = self.containers.wrap_contents(real, base, source)
+            outside.copy = self.containers.wrap_contents(real, base, source)
         return outside
 
     def _wrap_proxy(self, real: object, source: Source) -> Outside:
