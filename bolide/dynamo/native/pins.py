@@ -150,7 +150,9 @@ class Recorder(Notes):
     def _apply(self, function: Any, base: Any, *args: Any) -> Any:
         """What a function answers about an object, for those that come down to memory."""
         if function is id:
-            return id(base)
+            number = id(base)
+            self.own(number)  # made for this answer: nobody else keeps what is noted of it
+            return number
         if function is object.__getattribute__:
             self.note_class(base)
             self.note_lookup(type(base), *args)

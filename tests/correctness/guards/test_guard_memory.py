@@ -181,3 +181,16 @@ def test_calls_with_breaks_leave_no_garbage_for_the_collector(kind: str) -> None
         for _ in range(12):
             compiled(X, kind)
         assert gc.collect() == 0
+
+
+def test_numbers_of_objects_are_kept_as_long_as_what_is_noted_of_them() -> None:
+    """The `id` of an object is a number that is made when it is asked for; its memory is soon gone."""
+
+    def program(x: torch.Tensor, held: set[object]) -> tuple[torch.Tensor, int]:
+        return x + 1, id(held)
+
+    for _ in range(20):
+        compiled = bolide.compile(program)
+        for call in range(40):
+            held: set[object] = {str(call % 7), "a"}
+            assert compiled(torch.ones(2), held)[1] == id(held)
