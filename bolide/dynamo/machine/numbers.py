@@ -126,7 +126,7 @@ def _text_of_number(value: object) -> str | None:
 def _now(value: Any) -> Any:
     """The value that a number has in this call; nothing is assumed."""
     if type(value) is TracedFloat:
-        return value.hint
+        return value.now
     return value.node.hint if type(value) in (torch.SymInt, torch.SymFloat) else value
 
 

@@ -15,6 +15,24 @@ from torch.nn import functional
 from torch.nn.attention import _utils
 from torch.nn.attention import flex_attention as flex
 
+# What eager raises for a mask of another length. Newer versions of torch name the texts, which have no sizes then.
+_TELLS_SIZES = not hasattr(flex, "_BLOCK_MASK_TOO_SMALL_ERROR")
+_MISFIT: type[Exception] = ValueError if _TELLS_SIZES else RuntimeError
+_TOO_SMALL: str = getattr(
+    flex,
+    "_BLOCK_MASK_TOO_SMALL_ERROR",
+    "As the block mask was created for a smaller length than you're using it for, you likely need to create a new "
+    "block mask.",
+)
+_TOO_LARGE: str = getattr(
+    flex,
+    "_BLOCK_MASK_TOO_LARGE_ERROR",
+    "As the block mask was created for a larger length than you're using it for, you can either 1. create a new block "
+    "mask with the correct length, or 2. 'adjust' the existing block mask to the correct length by calling "
+    "block_mask._adjust(q_len, kv_len). This essentially 'crops' the block mask to the upper left corner, which does "
+    "not work for all mask_mods!",
+)
+
 OfPlaces = Callable[..., Tensor]
 """A function of a score, if it takes one, and of a batch, head, query and key."""
 
@@ -101,19 +119,14 @@ def _check(query: Tensor, key: Tensor, value: Tensor, block_mask: flex.BlockMask
 
 def _check_lengths(queries: int, keys: int, block_mask: flex.BlockMask) -> None:
     rows, columns = block_mask.shape[-2], block_mask.shape[-1]
-    text = f"block_mask was created for block_mask.shape={block_mask.shape} but got q_len={queries} and kv_len={keys}. "
+    sizes = (
+        f"block_mask was created for block_mask.shape={block_mask.shape} but got q_len={queries} and kv_len={keys}. "
+    )
+    told = sizes if _TELLS_SIZES else ""
     if queries > rows or keys > columns:
-        raise ValueError(
-            f"{text}As the block mask was created for a smaller length than you're using it for, you likely need to "
-            "create a new block mask."
-        )
+        raise _MISFIT(told + _TOO_SMALL)
     if queries < rows or keys < columns:
-        raise ValueError(
-            f"{text}As the block mask was created for a larger length than you're using it for, you can either 1. "
-            "create a new block mask with the correct length, or 2. 'adjust' the existing block mask to the correct "
-            "length by calling block_mask._adjust(q_len, kv_len). This essentially 'crops' the block mask to the upper "
-            "left corner, which does not work for all mask_mods!"
-        )
+        raise _MISFIT(told + _TOO_LARGE)
 
 
 def _mask(block_mask: flex.BlockMask, query: Tensor, key: Tensor) -> Tensor:

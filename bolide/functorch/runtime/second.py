@@ -262,19 +262,21 @@ class _Versions:
 def in_eager(tape: Tape, inputs: Values, kept: Sequence[torch.Tensor], tangents: Tangents) -> Gradients | None:
     """The gradients of the program run again operation by operation, as eager computes them (differentiable in grad
     mode); None where one of the operations has no derivative."""
-    roots = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+    derivable = [isinstance(value, torch.Tensor) and value.requires_grad for value in inputs]
     differentiable = torch.is_grad_enabled()
     try:
         with torch.enable_grad(), torch._C._DisableAutocast():
             with outside(), _disable_current_modes():  # the forward is over: only its derivative is to be seen
-                outputs = tape.replay(None, inputs, kept)
+                # one input may have been computed from another: behind these the engine does not go on to it
+                apart = [aten.alias(value) if derived else value for value, derived in zip(inputs, derivable)]
+                outputs = tape.replay(None, apart, kept)
+            roots = [value for value, derived in zip(apart, derivable) if derived]
             pairs = [(o, tangent) for o, tangent in zip(outputs, tangents) if tangent is not None and o.requires_grad]
             outs, weights = zip(*pairs)
-            gradients = torch.autograd.grad(outs, roots, weights, create_graph=differentiable, allow_unused=True)
-            derived = iter(gradients)
+            found = iter(torch.autograd.grad(outs, roots, weights, create_graph=differentiable, allow_unused=True))
     except (RuntimeError, NotImplementedError, Unsupported):
         return None
-    return tuple([next(derived) if any(value is root for root in roots) else None for value in inputs])
+    return tuple([next(found) if derived else None for derived in derivable])
 
 
 def _compiled(

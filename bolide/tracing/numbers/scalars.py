@@ -81,7 +81,7 @@ class TracedFloat(torch.SymFloat):
     """A float in the graph.
 
     - `tensor`: its value, 0-dim and float64
-    - `hint`: its value now, if it is an argument's (or computed from arguments')
+    - `now`: its value, if it is an argument's (or computed from arguments')
     - `pins` are called when the program depends on that value: they guard the arguments, or refuse (draws)
     - `formula`: how it follows from numbers of the outside world, as Python over their names, if there is a simple way
     - `origin`: the Python function and the numbers (sizes as expressions) it was computed from, None for a tensor's
@@ -92,13 +92,13 @@ class TracedFloat(torch.SymFloat):
         self,
         trace: Recorder,
         tensor: Any,
-        hint: float | None = None,
+        now: float | None = None,
         pins: tuple[Pin, ...] = (),
         formula: str | None = None,
         origin: Origin | None = None,
     ) -> None:
         super().__init__(ScalarNode(self))  # type: ignore[no-untyped-call]
-        self.trace, self.tensor, self.hint = trace, tensor, hint
+        self.trace, self.tensor, self.now = trace, tensor, now
         self.pins, self.formula, self.origin = pins, formula, origin
         self.within: tuple[float, float] | None = None
 
@@ -106,9 +106,9 @@ class TracedFloat(torch.SymFloat):
         """The value; from here on the program depends on it. Raises DataDependent where it is data."""
         for pin in self.pins:
             pin()
-        if self.hint is None:
+        if self.now is None:
             raise DataDependent("Tensor.item", self.trace.where)
-        return self.hint
+        return self.now
 
     def decide(self, form: str, known: Callable[..., Any], *others: Any) -> Any:
         """What `known` gives of this number and others, of which the program depends on no more than that. `form`:
@@ -129,7 +129,7 @@ class TracedFloat(torch.SymFloat):
         formula = _formula(form, (self, *others))
         derive, number = self.trace.shapes.derive, None
         if formula is not None and derive is not None:
-            number = derive(formula, known(self.hint, *others))
+            number = derive(formula, known(self.now, *others))
         return self.decide(form, known, *others) if number is None else number
 
     def whole(self) -> Any:
@@ -185,7 +185,7 @@ class TracedFloat(torch.SymFloat):
     def _whole(self, function: Callable[..., torch.Tensor]) -> torch.SymInt | torch.SymBool | None:
         """The integer next to a number that is data, as a symbol (one that no int64 holds is left to eager); None for
         other numbers."""
-        if self.hint is not None or self.trace.captures_numbers is False:
+        if self.now is not None or self.trace.captures_numbers is False:
             return None
         with torch._C._DisableAutocast():
             whole: Any = function(self.tensor)
@@ -233,7 +233,7 @@ def of_size(trace: Recorder, expr: Expr, hint: int) -> TracedFloat:
 
 
 def _hint(operand: Any) -> Any:
-    return operand.hint if isinstance(operand, TracedFloat) else operand
+    return operand.now if isinstance(operand, TracedFloat) else operand
 
 
 def _tensor(operand: Any) -> Any:
@@ -245,7 +245,7 @@ def _in_guards(operand: Any) -> str | None:
     formula = _formula("{}", (operand,))
     if formula is not None and isinstance(operand, TracedFloat) and _MAY_RAISE.search(formula):
         named = operand.trace.shapes.named
-        return (None if named is None else named(formula, operand.hint)) or formula
+        return (None if named is None else named(formula, operand.now)) or formula
     return formula
 
 
@@ -288,7 +288,7 @@ def compute(
     divisor = operands[1] if function in _DIVISIONS else None
     total = function in _TOTAL or (domain is not None and _always(domain, operands))
     total |= divisor is not None and (known is _quotient or not _may_be_zero(divisor))
-    if known is not None and all(operand.hint is not None for operand in traced):
+    if known is not None and all(operand.now is not None for operand in traced):
         if domain is not None and not total and all(operand.formula is not None for operand in traced):
             total = domain(*operands)
             if not total:  # an error, a complex number, or close to these: so much for these values only
@@ -315,7 +315,7 @@ def compute(
 
 def _may_be_zero(divisor: Any) -> bool:
     """Whether a number may be zero that is data; of others, who divides by them asks (`_arithmetic`)."""
-    is_data = isinstance(divisor, TracedFloat) and divisor.hint is None
+    is_data = isinstance(divisor, TracedFloat) and divisor.now is None
     return is_data and (divisor.within is None or divisor.within[0] <= 0 <= divisor.within[1])
 
 
@@ -456,7 +456,7 @@ def _comparing(method: str) -> Callable[..., SymNode]:
 def _is_one(number: object) -> bool:
     """Whether a number is the constant 1."""
     if isinstance(number, TracedFloat):
-        return number.hint == 1 and not number.pins
+        return number.now == 1 and not number.pins
     return type(number) in (int, float) and number == 1
 
 
@@ -486,7 +486,7 @@ def _arithmetic(name: str, sign: str, function: Callable[..., Any]) -> None:
 
     def operate(left: Any, right: Any) -> Any:
         derives = sign == "/" and (right if isinstance(right, TracedFloat) else left).trace.derivation.running
-        known = not isinstance(right, TracedFloat) or right.hint is not None
+        known = not isinstance(right, TracedFloat) or right.now is not None
         if function in _DIVISIONS and known and not derives and not right:  # a guard sees to it that it stays so
             function(1.0, float(right))  # raises
         return compute(function, left, right, known=function, form=form)
@@ -510,7 +510,7 @@ def _compared(name: str, sign: str, function: Callable[..., bool]) -> None:
             if first is last:
                 return first
         operands = (self, _beside(other))
-        is_data = any(isinstance(number, TracedFloat) and number.hint is None for number in operands)
+        is_data = any(isinstance(number, TracedFloat) and number.now is None for number in operands)
         if type(operands[1]) is int:
             return self.decide(f"({{}} {sign} {{}})", function, operands[1])
         if is_data and self.trace.captures_numbers is not False:

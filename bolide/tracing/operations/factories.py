@@ -128,7 +128,7 @@ def has_number(trace: Recorder, value: float | torch.SymInt | torch.SymFloat, dt
                 data.check(trace, condition)
         return True
     number = scalars.of(value) if isinstance(value, torch.SymFloat) else value
-    if isinstance(number, scalars.TracedFloat) and number.hint is None:
+    if isinstance(number, scalars.TracedFloat) and number.now is None:
         if is_whole or not _fits(number.tensor.node, limits.max):
             with torch._C._DisableAutocast():
                 given = number.tensor

@@ -41,7 +41,7 @@ def refuse_slope(func: OpOverload, args: tuple[float | torch.SymFloat | Tensor, 
         return
     given = args[place]
     slope = scalars.of(given) if isinstance(given, torch.SymFloat) else given
-    if isinstance(slope, scalars.TracedFloat) and slope.hint is None:
+    if isinstance(slope, scalars.TracedFloat) and slope.now is None:
         data.check_tensor(slope.tensor._trace, slope.tensor >= 0)
     elif not slope >= 0:
         numbers = [arg if isinstance(arg, (Tensor, bool)) else float(arg) for arg in args]
