@@ -249,7 +249,7 @@ class _Program:
     def __init__(self, machine: Machine, breaks: bool) -> None:
         self.machine, self.breaks = machine, breaks
         self.where, self.has_ended, self.appends = machine.where, machine.has_ended, machine.appends
-        self.reads_back = machine.reads_back
+        self.measures, self.reads_back = machine.measures, machine.reads_back
         self.evaluate, self.lose = machine.evaluate, machine.progress.lose
         self.own_functions = machine.own_functions
 

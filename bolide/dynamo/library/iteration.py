@@ -43,7 +43,8 @@ def _len(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     value = args[0]
     cls = class_of(value)
     if cls in PLAIN and type(value) is not Outside:
-        return len(value)
+        grown = vm.world.containers.length_of(value) if cls is list else None
+        return len(value) if grown is None else grown
     method = vm.world.classes.python_method(cls, "__len__")
     if method is not None:
         return Call(polyfill("composed"), [generic.as_length, method, value])

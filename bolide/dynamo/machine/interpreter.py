@@ -377,6 +377,15 @@ class Machine:
             return False
         return UNIFORM[code.ops[at - 1]].finds or (self.world.containers.returned and code.ops[at - 1] in CALLS)
 
+    def measures(self) -> bool:
+        """Whether the present instruction pushes a value of which the next one, a call of `len`, takes the length."""
+        frame = self.frames[-1]
+        code, at = frame.code, frame.pc
+        if not 0 < at < len(code.ops) or code.ops[at] not in CALLS or code.args[at] != 1:
+            return False
+        called = frame.stack[-2:] if code.ops[at] == "CALL" else frame.stack[-1:]
+        return UNIFORM[code.ops[at - 1]].finds and any(value is len for value in called)
+
     def reads_back(self) -> int:
         """How far from its end the item is that the next two instructions take of what the present one pushes (`[-1]`),
         0 if they do not."""

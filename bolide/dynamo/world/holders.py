@@ -395,12 +395,16 @@ class Containers:
     # -- lists that are only appended to
 
     def grown(self, real: object, source: Source) -> list[object] | None:
-        """A list in place of `real`, whose items the program appends; None when it is not read just for that, or for
-        one of these."""
+        """A list in place of `real`, whose items the program appends; None when it is not read just for that, for one
+        of these, or for its length."""
         if type(real) is not list or id(real) in self.world.identities.seen:
             return None
         known, program = self.journal.grown.get(id(real)), self.world.program
-        if program.appends() or (known is not None and 0 < program.reads_back() <= len(known.items)):
+        if (
+            program.appends()
+            or program.measures()
+            or (known is not None and 0 < program.reads_back() <= len(known.items))
+        ):
             return self.building(real, source)
         return None
 
@@ -414,6 +418,13 @@ class Containers:
         elif known.source != source:
             self.guards.add(source, "same", known.source)
         return known.items
+
+    def length_of(self, items: list[object]) -> object:
+        """How many items the list has that `items` stands for, if it is one that is only appended to; else None."""
+        for grown in self.journal.grown.values():
+            if grown.items is items and not grown.whole:
+                return self.world.wrap(len(grown.real), Source("apply", grown.source, (), len)) + len(items)
+        return None
 
     def built(self, items: list[object]) -> None:
         """The list that `items` stands for is read from now on (as when a comprehension has come to its end)."""

@@ -27,6 +27,9 @@ class RunningProgram(Protocol):
     def appends(self) -> bool:
         """Whether what is read now is only asked for its `append`."""
 
+    def measures(self) -> bool:
+        """Whether only the length is asked of what is being read."""
+
     def reads_back(self) -> int:
         """How far from its end the only item is that what is read now is asked for; 0 if it is asked for more."""
 

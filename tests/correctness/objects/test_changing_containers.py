@@ -159,3 +159,64 @@ def test_keys_are_sizes_and_other_numbers() -> None:
 
     numbers = [(1, True), (2, True), (3, True), (1, True), (5, 5.0), (4, 2.5), (0, False), (3, 3.0)]
     versions(program, lambda call: (torch.ones(1), *numbers[call]), 8)
+
+
+HISTORIES = """
+h.held.append(y); return y * len(h.held)
+n = len(h.held); h.held.append(n); return y + n, len(h.held), len(h.held) > 3
+h.held.append(y); n = len(h.held); h.held += [n]; return len(h.held), n, h.held[-1]
+n = len(h.held); return y, sum(h.held), n
+a = h.held; a.append(1); h.held.append(2); return len(a), len(h.held), y
+h.held.append(y) if len(h.held) < 3 else h.held.clear(); return len(h.held)
+a = h.held; n = len(h.held); a.pop(0) if n > 2 else a.append(y); return n, len(a), len(h.held)
+h.held.append(len(h.held)); bolide.graph_break(); h.held.append(y); return len(h.held), len(h.held) % 2
+[h.held.append(i) for i in range(len(h.held) // 3 + 1)]; return y, len(h.held)
+h.held.append(y) if y.sum() > 0.3 else h.held.append(0); return y + len(h.held)
+h.held = [*h.held, 1]; return y, len(h.held)
+h.held.append(y); return y.new_zeros(len(h.held) + 1), list(range(len(h.held)))
+"""
+
+
+@pytest.mark.parametrize("text", HISTORIES.strip().splitlines())
+def test_histories_grow(text: str) -> None:
+    scope: dict[str, Any] = {"torch": torch, "bolide": bolide}
+    exec(f"def program(x, h):\n    y = x.square().mean()\n    {text}", scope)
+    program = scope["program"]
+    compiled = bolide.compile(program)
+    mine, theirs = Holder([]), Holder([])
+    for call in range(14):
+        x = torch.rand(3 + call % 4)
+        assert repr(compiled(x, mine)) == repr(program(x, theirs)), call
+        assert repr(mine) == repr(theirs), call
+
+
+def test_the_length_of_a_list_that_grows_is_a_symbol() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+            self.history: dict[str, list[object]] = {"losses": [], "steps": []}
+
+        def forward(self, x: torch.Tensor, step: int) -> torch.Tensor:
+            loss = self.layer(x).square().mean()
+            self.history["losses"].append(loss.detach())
+            self.history["steps"].append(step)
+            return loss * 0.5 if len(self.history["losses"]) > 5 else loss / (1 + len(self.history["steps"]))
+
+    torch.manual_seed(0)
+    eager = Model()
+    twin = copy.deepcopy(eager)
+    compiled = bolide.compile(twin)
+    optimizers = [torch.optim.Adam(model.parameters()) for model in (eager, twin)]
+    for step in range(14):
+        x = torch.randn(3 + step % 3, 4)
+        losses = []
+        for call, optimizer in zip((eager, compiled), optimizers, strict=True):
+            optimizer.zero_grad()
+            losses.append(call(x, step))
+            losses[-1].backward()
+            optimizer.step()
+        torch.testing.assert_close(losses[1], losses[0])
+    torch.testing.assert_close(twin.history, eager.history)
+    dispatcher = compiled._bolide_call._bolide
+    assert len(dispatcher.entries) <= 4 and not dispatcher.points
