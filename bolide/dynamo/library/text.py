@@ -20,11 +20,11 @@ from bolide.dynamo.machine.originals import original_of
 from bolide.dynamo.machine.stand_ins import PENDING, class_of, concrete, is_number
 from bolide.dynamo.polyfills import library
 from bolide.dynamo.program.captured import Source
-from bolide.dynamo.program.kinds import CONSTANT_TYPES, name_in_texts
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, is_constant, name_in_texts
 from bolide.dynamo.world.frames import Generator
 from bolide.dynamo.world.iterators import Stream
 from bolide.dynamo.world.outside import Outside
-from bolide.dynamo.world.texts import TEXT_METHODS, Pictured, TracedText, joined
+from bolide.dynamo.world.texts import QUESTIONS, TEXT_METHODS, Pictured, TracedText, joined
 from bolide.tracing import DataDependent, TracedTensor
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -240,6 +240,13 @@ def _method(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kw
         return NATIVE
     function("text", *args[1:])  # raises what is wrong with the arguments
     return TracedText(function, *args, has_any=False)
+
+
+@intercept_each(QUESTIONS)
+def _question(function: Callable[..., bool], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """What is true of a text from outside that changes: that is guarded, not the text."""
+    given = args[0].given if args and type(args[0]) is TracedText else None
+    return NATIVE if given is None or kwargs or not is_constant(tuple(args[1:])) else given.answer(function, *args[1:])
 
 
 @intercept_each((library.percent_pieces, library.format_pieces))

@@ -553,6 +553,8 @@ def contains(vm: Machine, container: Any, item: Any) -> Any:
     if vm.world.classes.lookup(seen, "__contains__") is MISSING and not issubclass(seen, type):
         return MISSING
     vm.trace.where = vm.where()
+    if cls is TracedText and container.given is not None and type(item) is str:
+        return container.given.answer(str.__contains__, item)
     settle_keys(vm, container, item)
     return vm.perform(operator.contains, (container, item), _NO_WORDS)
 

@@ -115,6 +115,9 @@ TEXT_METHODS = frozenset(
     ["upper", "lower", "title", "capitalize", "casefold", "swapcase", "strip", "lstrip", "rstrip", "ljust", "rjust"]
     + ["center", "replace", "expandtabs", "zfill", "removeprefix", "removesuffix", "__str__", "__format__"]
 )
+#: Methods of strings whose answers are true or false.
+QUESTIONS = [str.__contains__, str.startswith, str.endswith, str.isdigit, str.isnumeric, str.isdecimal, str.isalpha]
+QUESTIONS += [str.isalnum, str.isidentifier, str.islower, str.isupper, str.istitle, str.isspace, str.isascii]
 
 
 def joined(parts: list[Any], between: object = "") -> object:
@@ -162,7 +165,7 @@ class GivenText:
         return self.real
 
     def answer(self, function: Callable[..., bool], *args: object) -> bool:
-        """What is true of it."""
+        """What is true of it, guarded."""
         answer = function(self.real, *args)
         self.world.guards.add(Source("apply", self.source, args, function), "equals", answer)
         return answer

@@ -118,3 +118,22 @@ def test_kinds_that_are_compared_are_versions() -> None:
 
     x = torch.randn(3)
     assert len(calls(program, lambda number: (x, NAMES[number]))) <= 4
+
+
+@pytest.mark.parametrize("place", ["argument", "attribute", "behind"])
+def test_what_is_true_of_a_text_is_guarded_and_not_the_text(place: str) -> None:
+    """Names of parameters, layers and losses."""
+
+    def program(x: torch.Tensor, held: Any) -> Any:
+        if place == "behind":
+            bolide.graph_break()
+        name = held.name if place == "attribute" else held
+        if name.startswith("aux") or name.endswith((".bias", ".scale")):
+            x = x * 0.5
+        return x.sin() if "norm" in name else x, "head" not in name, name.isdigit()
+
+    def arguments(number: int) -> tuple[Any, ...]:
+        name = f"{('aux', 'layer')[number % 2]}{number}.{('norm', 'conv')[number // 2 % 2]}.weight"
+        return torch.ones(3), types.SimpleNamespace(name=name) if place == "attribute" else name
+
+    assert len(calls(program, arguments, 24)) <= (12 if place == "behind" else 6)
