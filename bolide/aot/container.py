@@ -68,6 +68,7 @@ def run(self: int, inputs: int, count: int, outputs: int, results: int, stream: 
     call("memcpy", slots, word(control, ops.SLOT_TABLE), 8 * word(control, ops.SLOTS))
     call("memcpy", frame, word(control, ops.FRAME_TABLE), 8 * word(control, ops.FRAME))
     call("memcpy", slots + 8 * constants, inputs, 8 * count)
+    take_all(inputs, count)
     if constants != 0:
         call("lock_to_read", self)
         call("memcpy", slots, word(self, layout.SETS + word(self, layout.ACTIVE)), 8 * constants)
@@ -196,6 +197,15 @@ def free_all(handles: int, count: int) -> int:
         if word(handles, i) != 0:
             call("delete", word(handles, i))
             put(handles, i, 0)
+        i += 1
+    return 0
+
+
+def take_all(handles: int, count: int) -> int:
+    """Leaves no handle in an array: the loaders of some versions of PyTorch give up those that are left."""
+    i = 0
+    while i < count:
+        put(handles, i, 0)
         i += 1
     return 0
 

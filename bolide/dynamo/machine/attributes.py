@@ -27,6 +27,7 @@ from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import (
     C_METHODS,
     CONSTANT_TYPES,
+    FUNCTION_APPLY,
     FUNCTION_PARTS,
     MISSING,
     NO_NAMESPACE,
@@ -305,6 +306,8 @@ def _class(vm: Machine, owner: type, name: str) -> object:
         return getattr(member, "__func__", member)
     if type(member) is classmethod:
         return _class_method(member, owner)
+    if member is FUNCTION_APPLY:
+        return types.MethodType(member, owner)
     if member is MISSING and type(owner) is not type:
         value = _of_metaclass(vm, owner, name, of_meta)
         if value is not MISSING:

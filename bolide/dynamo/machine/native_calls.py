@@ -39,7 +39,7 @@ from bolide.dynamo.machine.stand_ins import (
     overrides,
     settle_keys,
 )
-from bolide.dynamo.program.kinds import LOCK_TYPES, MISSING, contents_of
+from bolide.dynamo.program.kinds import FUNCTION_APPLY, LOCK_TYPES, MISSING, contents_of
 from bolide.dynamo.state import CALLBACK
 from bolide.dynamo.world.arrays import TracedScalar
 from bolide.dynamo.world.frames import Frame, Generator
@@ -539,7 +539,8 @@ class ProgramIterator:
 
 def callback(vm: Machine, value: object) -> object:
     """A function of the program as native code may call it: each call is a nested run."""
-    if type(value) is types.MethodType and isinstance(value.__func__, BUILTIN_TYPES):
+    function = value.__func__ if type(value) is types.MethodType else None
+    if isinstance(function, BUILTIN_TYPES) and function is not FUNCTION_APPLY:
         return value
     if type(value) is types.FunctionType and (is_native(vm, value) or value.__globals__ is globals()):
         return value

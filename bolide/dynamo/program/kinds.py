@@ -68,9 +68,21 @@ WEAK_CONTAINERS = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValue
 C_METHODS = frozenset({types.MethodDescriptorType, types.WrapperDescriptorType})
 
 
+FUNCTION_APPLY = vars(torch.autograd.Function)["apply"]
+"""A class method, in Python or in C. It runs code of the program: to captured code it is a method as one in Python."""
+
+
+def is_function_apply(method: Any) -> bool:
+    """Whether a method written in C is `apply` of an `autograd.Function`."""
+    owner = method.__self__
+    is_of_function = isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
+    return is_of_function and method == FUNCTION_APPLY.__get__(None, owner)
+
+
 def is_bound(function: Any) -> bool:
-    """Whether a function written in C is a method of some object (rather than of a class or a module)."""
-    return not isinstance(function.__self__, (type(None), type, types.ModuleType))
+    """Whether a function written in C is a method of some object (rather than of a class or a module), or as one."""
+    of_object = not isinstance(function.__self__, (type(None), type, types.ModuleType))
+    return of_object or is_function_apply(function)
 
 
 def descriptor_of(function: Any) -> Any:

@@ -15,6 +15,7 @@ from bolide.dynamo.library.handlers import answers, by_polyfill, refuse
 from bolide.dynamo.machine.attributes import load_attribute
 from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.polyfills import torch_functions
+from bolide.dynamo.program.kinds import FUNCTION_APPLY
 from bolide.dynamo.state import CALLBACK, own_mark, state
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.tracing import TracedTensor, modes
@@ -38,10 +39,7 @@ refuse(
 _INTERPRETED: Slot[dict[Any, Any]] = Slot(dict)  # by the class of the program
 
 
-_APPLY = vars(torch.autograd.Function)["apply"]  # a class method, in Python or in C
-
-
-@answers(getattr(_APPLY, "__func__", _APPLY))
+@answers(getattr(FUNCTION_APPLY, "__func__", FUNCTION_APPLY))
 def _apply(vm: Machine, function: Any, *values: Any, **kwargs: Any) -> object:
     """`Function.apply`: torch's own machinery runs on a subclass whose methods are interpreted. So `forward` is
     recorded below autograd, and the engine records `backward` when it comes to it."""

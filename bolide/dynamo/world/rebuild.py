@@ -27,6 +27,7 @@ from bolide.dynamo.program.kinds import (
     BOUND_BUILTINS,
     C_METHODS,
     CONSTANT_TYPES,
+    FUNCTION_APPLY,
     LOCK_TYPES,
     MISSING,
     VIEWS,
@@ -422,6 +423,8 @@ class Rebuilder:
 
     def _method(self, value: types.MethodType) -> Recipe:
         function: Any = value.__func__
+        if function is FUNCTION_APPLY:
+            return call_of(function.__get__, self.recipe(None), self.recipe(value.__self__))
         if type(function) in C_METHODS or type(value.__self__) is TracedTensor:
             return self._bound(value.__self__, function.__name__, function)
         return call_of(types.MethodType, self.recipe(function), self.recipe(value.__self__))

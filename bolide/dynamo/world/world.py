@@ -19,6 +19,7 @@ from bolide.dynamo.program.captured import Recipe, Source
 from bolide.dynamo.program.kinds import (
     BOUND_BUILTINS,
     CONSTANT_TYPES,
+    FUNCTION_APPLY,
     IDENTITY,
     MISSING,
     MODULE_INTERNALS,
@@ -28,6 +29,7 @@ from bolide.dynamo.program.kinds import (
     is_bound,
     is_constant,
     is_derived_constant,
+    is_function_apply,
     is_opaque,
 )
 from bolide.dynamo.world.classes import Classes, Functions
@@ -350,6 +352,8 @@ class World:
         bound_to, place = real.__self__, attribute_source(source, "__self__")
         appends = type(bound_to) is list and real.__name__ == "append" and id(bound_to) not in self.identities.seen
         owner = self.containers.building(bound_to, place) if appends else self.wrap(bound_to, place)
+        if is_function_apply(real):
+            return types.MethodType(FUNCTION_APPLY, owner)
         method = descriptor_of(real)
         if type(owner) in (Stream, Generator):
             if real.__name__ in OF_ITERATORS:

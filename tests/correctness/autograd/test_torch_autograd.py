@@ -3,6 +3,7 @@ one. What the engine is given, and gradients that are assigned."""
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -415,3 +416,54 @@ def test_backward_to_inputs_that_other_inputs_are_made_of(several: bool) -> None
         compiled(ours * 2, ours)
         fn(theirs * 2, theirs)
         torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+class Mixed(torch.autograd.Function):
+    """Whose gradients are none of what it computes."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0].cos() + 1
+
+
+held = Mixed.apply
+
+
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda apply, x: apply(x),
+        lambda apply, x: torch.vmap(apply)(x),
+        lambda apply, x: torch.func.vjp(apply, x)[1](x.cos())[0],
+        lambda apply, x: torch.stack(list(map(apply, x))),
+        lambda apply, x: functools.partial(apply)(x),
+        lambda apply, x: {held: x, "other": 1}[apply] + apply(x),
+        lambda apply, x: x.sin() if apply == held and Mixed.apply == held else x,
+    ],
+    ids=["called", "vmap", "vjp", "map", "partial", "key", "compared"],
+)
+def test_apply_is_a_value(call, outside):
+    def program(x):
+        apply = held if outside else Mixed.apply
+        return call(apply, x.exp()), apply
+
+    compiled = bolide.compile(program, fullgraph=True)
+    for _ in range(2):
+        x = torch.randn(3, 4, requires_grad=True)
+        found, apply = compiled(x)
+        expected, theirs = program(x)
+        assert apply == theirs == held
+        torch.testing.assert_close(found, expected)
+        weight = torch.randn(3, 4)
+        torch.testing.assert_close(*[torch.autograd.grad((y * weight).sum(), x) for y in (found, expected)])
