@@ -176,3 +176,12 @@ def traits_of(target: object) -> Traits:
         traits = TRAITS.get(f"{schema.name}.{schema.overload_name}") or TRAITS.get(schema.name, _UNKNOWN)
         traits = _known[target] = replace(traits, seeded=seeded, impure=impure)
     return traits
+
+
+def _rounds_shrinking() -> bool:
+    above = torch.tensor(0.3, dtype=torch.bfloat16)  # rounded upwards
+    return not torch.nn.functional.softshrink(above, 0.3)
+
+
+ROUNDS_SHRINKING = _rounds_shrinking()
+"""Whether eager's `softshrink` rounds its bound to the type of the tensor, as its derivative does: since torch 2.14."""

@@ -72,7 +72,7 @@ FUNCTION_APPLY = vars(torch.autograd.Function)["apply"]
 """A class method, in Python or in C. It runs code of the program: to captured code it is a method as one in Python."""
 
 
-def is_function_apply(method: Any) -> bool:
+def is_function_apply(method: types.BuiltinMethodType) -> bool:
     """Whether a method written in C is `apply` of an `autograd.Function`."""
     owner = method.__self__
     is_of_function = isinstance(owner, type) and issubclass(owner, torch.autograd.Function)

@@ -16,6 +16,7 @@ from bolide.inductor.lowering.registry import EXTERN, lowering
 from bolide.inductor.lowering.values import Coords, TensorValue, replaced
 from bolide.inductor.lowering.views import sliced
 from bolide.symbolic import Expr
+from bolide.tracing.traits import ROUNDS_SHRINKING
 
 aten = torch.ops.aten
 
@@ -159,9 +160,9 @@ def hardswish_backward(g: Node, x: Node) -> Node:
     return sc.where(sc.le(x, -3.0), 0.0, sc.where(sc.lt(x, 3.0), middle, g))
 
 
-@formula(aten.softshrink.default)
-def softshrink(x: Node, lambd: float = 0.5) -> Node:
-    low = sc.where(sc.lt(x, -lambd), sc.add(x, lambd), sc.mul(x, 0.0))
+@(arithmetic_formula if ROUNDS_SHRINKING else formula)(aten.softshrink.default)
+def softshrink(x: Node, lambd: Node | float = 0.5) -> Node:
+    low = sc.where(sc.gt(sc.neg(x), lambd), sc.add(x, lambd), sc.mul(x, 0.0))
     return sc.where(sc.gt(x, lambd), sc.sub(x, lambd), low)
 
 

@@ -17,6 +17,7 @@ from bolide.symbolic import Ratio, Size
 from bolide.tracing.numbers.scalars import ScalarNode, of
 from bolide.tracing.recording.recorder import Recorder
 from bolide.tracing.rules.common import suggested_format
+from bolide.tracing.traits import ROUNDS_SHRINKING
 
 Number = Any
 """A number of Python's or of the graph; where a form is given it, its tensor."""
@@ -281,6 +282,11 @@ def _softshrink(x: torch.Tensor, lambd: Number = 0.5) -> torch.Tensor:
     return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0))
 
 
+def _shrunk_softly(x: torch.Tensor, lambd: Number = 0.5) -> Answer:
+    rounded = ROUNDS_SHRINKING and isinstance(lambd, torch.Tensor)
+    return _wide(_softshrink)(x, lambd.to(x.dtype) if rounded else lambd)
+
+
 def _shrunk(grad: torch.Tensor, x: torch.Tensor, lambd: Number) -> torch.Tensor:
     """Nothing where `x` is within +-lambd, which is rounded."""
     lambd = lambd.to(x.dtype)
@@ -346,7 +352,7 @@ _FORMS: dict[str, Callable[..., torch.Tensor]] = {
     "threshold_backward": _wide(lambda grad, x, threshold: torch.where(x <= threshold, 0.0, grad)),
     "hardshrink": lambda x, lambd=0.5: _shrunk(x, x, lambd),
     "hardshrink_backward": _shrunk,
-    "softshrink": _wide(_softshrink),
+    "softshrink": _shrunk_softly,
     "softshrink_backward": _shrunk,
 }
 
