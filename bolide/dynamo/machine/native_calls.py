@@ -203,6 +203,8 @@ _LOOKING = (
     *(len, sorted, min, max, any, all, sum, list, tuple, iter, next, enumerate, zip, reversed),
     *(isinstance, type, bool, id),
 )
+_GOING_THROUGH = (sorted, min, max, any, all, sum, list, tuple, enumerate, zip)
+"""What sees no difference between a set and a list with its items."""
 _KEEPING_KEYS = frozenset({"keys", "values", "items", "copy", "pop", "popitem", "clear", "append", "extend", "insert"})
 _KEEPING_KEYS |= {"__iter__", "__len__"}
 
@@ -425,6 +427,9 @@ def _outside(vm: Machine, function: object, arg: Outside, is_owner: bool) -> obj
         return arg
     if vm.world.classes.python_method(arg.cls, "__iter__") is not None and _iterates(function):
         return Call(None, [])
+    asked = arg.questions()
+    if asked is not None and function in _GOING_THROUGH:
+        return asked.listed()
     container = arg.container()
     if container is not None:
         return container

@@ -98,6 +98,15 @@ def test_a_set_that_changes_is_asked() -> None:
     assert versions(program, lambda n: (x, set(range(n, 2 * n + 3)))) <= 3
 
 
+def test_the_items_of_a_set_that_changes_are_symbols() -> None:
+    def program(x: torch.Tensor, chosen: set[int]) -> object:
+        return x[:, sorted(chosen)], sum(chosen), max(chosen), [x[:, place] for place in chosen]
+
+    x = torch.rand(2, 40)
+    choices = [set(random.Random(call).sample(range(2, 40), 3)) for call in range(12)]
+    assert versions(program, lambda call: (x, choices[call])) <= 4
+
+
 def test_layers_are_frozen_in_training() -> None:
     class Model(torch.nn.Module):
         def __init__(self) -> None:
