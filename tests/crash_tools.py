@@ -1,4 +1,4 @@
-"""A plugin of pytest: how and where a worker of the tests has crashed is said at the end of the run."""
+"""A plugin of pytest: how and where a worker of the tests has crashed, or hung, is said at the end of the run."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import faulthandler
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
 PLACE = "BOLIDE_TEST_CRASHES"  # the folder in which each worker has a file
+LIMIT = "BOLIDE_TEST_LIMIT"  # the seconds that a test may take, 600 where nothing is set; then its worker ends
 _folder = pytest.StashKey["tempfile.TemporaryDirectory[str]"]()
 _file = pytest.StashKey[IO[str]]()
 
@@ -29,6 +31,18 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         file = session.config.stash[_file] = Path(os.environ[PLACE], worker["workerid"]).open("w")  # noqa: SIM115
         faulthandler.enable(file)
         faulthandler.register(signal.SIGTERM, file, chain=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that hangs ends its worker, with the stacks of all threads; the other tests go on in a new one."""
+    file = item.config.stash.get(_file, None)
+    if file is not None:
+        faulthandler.dump_traceback_later(float(os.environ.get(LIMIT, 600)), exit=True, file=file)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(optionalhook=True)

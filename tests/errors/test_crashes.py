@@ -1,4 +1,4 @@
-"""A crash of a worker of the tests says where it was."""
+"""A crash of a worker of the tests says where it was, and so does a test that hangs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 CRASHING = """
 import ctypes
 import os
+import threading
 
 def crashes():
     {crash}
@@ -37,6 +38,7 @@ def pytest_configure(config):
         ("ctypes.string_at(0)", ["Segmentation fault", "in crashes", "status -11"]),
         ("os.kill(os.getpid(), 15)", ["in crashes", "status -15"]),
         ("os.kill(os.getpid(), 9)", ["status -9"]),
+        ("threading.Event().wait()", ["Timeout", "in crashes", "status 1"]),
     ],
 )
 def test_a_crash_of_a_worker_is_told_at_the_end(tmp_path: Path, crash: str, expected: list[str]) -> None:
@@ -47,7 +49,12 @@ def test_a_crash_of_a_worker_is_told_at_the_end(tmp_path: Path, crash: str, expe
     tools = str(Path(__file__).parent.parent)
     known = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     done = subprocess.run(
-        command, cwd=tmp_path, env={**known, "PYTHONPATH": tools}, capture_output=True, text=True, timeout=120
+        command,
+        cwd=tmp_path,
+        env={**known, "PYTHONPATH": tools, "BOLIDE_TEST_LIMIT": "3"},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert "1 failed, 1 passed" in done.stdout
     told = done.stdout.partition("gw0 crashed =")[2]

@@ -402,10 +402,8 @@ class Symbols:
             return False
         if container not in self._spreading:
             place = Source("attr", container, None)
-            first, *later = [met for (met,) in filter(None, (*self.history.past(place, 1), self.met.get(place)))] or [
-                ()
-            ]
-            changed = [{i for i, pair in enumerate(zip(first, each)) if pair[0] != pair[1]} for each in later]
+            met = [values for (values,) in filter(None, (*self.history.past(place, 1), self.met.get(place)))]
+            changed = [{i for i, (old, new) in enumerate(zip(met[0], each)) if old != new} for each in met[1:]]
             least = next(filter(None, changed), set())
             around = container.base if container.kind == "item" else None
             self._spreading[container] = any(not each <= least for each in changed) or self._spreads(around)

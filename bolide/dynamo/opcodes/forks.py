@@ -382,9 +382,7 @@ class _Merge:
         self.results: dict[tuple[int, int], TracedTensor] | None = None
         self.numbers: dict[tuple[int, int], tuple[TracedTensor, TracedTensor]] = {}
         self.chosen: dict[tuple[int, int], object] = {}  # the numbers between which the graph chooses
-        self.paired: dict[
-            tuple[str, int, int], tuple[TracedTensor, TracedTensor]
-        ] = {}  # what parts of an `Either` are made of
+        self.paired: dict[tuple[str, int, int], tuple[TracedTensor, TracedTensor]] = {}  # of the parts of an `Either`
         self.fresh: dict[tuple[int, int], bool] = {}
         self.partners: dict[int, Any] = {}  # the new object of the other way that a new object goes with, by id
         self.merged: dict[tuple[int, int], Any] = {}

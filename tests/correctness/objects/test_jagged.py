@@ -53,6 +53,15 @@ def _derived(fn: Callable[..., Any], *given: Any) -> tuple[Any, list[Any]]:
     return results, [one.grad for one in copies if isinstance(one, Tensor) and one.requires_grad]
 
 
+def _agree_on(x: Tensor, compiled: Callable[..., Any], fn: Callable[..., Any], grad: bool) -> None:
+    if not grad:
+        _agree(compiled(x), fn(x))
+        return
+    (found, grads), (expected, wanted) = _derived(compiled, x), _derived(fn, x)
+    _agree(found, expected)
+    _agree(grads, wanted)
+
+
 UNARY: dict[str, Callable[[Any], Any]] = {
     "pointwise": lambda x: F.gelu(x.sin() * 2 + x) - 1,
     "dense": lambda x: x * torch.arange(float(WIDTH)),
@@ -78,12 +87,7 @@ def test_programs_of_jagged_tensors_are_captured_whole(name: str, grad: bool) ->
     compiled = bolide.compile(fn, fullgraph=True)
     for _ in range(3):
         x = _jagged(requires_grad=grad)
-        if not grad:
-            _agree(compiled(x), fn(x))
-            continue
-        (found, grads), (expected, wanted) = _derived(compiled, x), _derived(fn, x)
-        _agree(found, expected)
-        _agree(grads, wanted)
+        _agree_on(x, compiled, fn, grad)
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -97,12 +101,7 @@ def test_sequences_are_looked_at_one_by_one(grad: bool) -> None:
     compiled = bolide.compile(fn, fullgraph=not grad)
     for _ in range(6):
         x = _jagged(*random.sample(range(2, 9), 4), requires_grad=grad)
-        if not grad:
-            _agree(compiled(x), fn(x))
-            continue
-        (found, grads), (expected, wanted) = _derived(compiled, x), _derived(fn, x)
-        _agree(found, expected)
-        _agree(grads, wanted)
+        _agree_on(x, compiled, fn, grad)
     assert grad or len(compiled._bolide.entries) <= 2
 
 
