@@ -192,7 +192,7 @@ class Keeper:
             if calls_marked(data["codes"]):
                 raise Changed("a function that it calls is marked (allow_in_graph, …)")
             return records.unpack(data, self.root, codes, call)
-        except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
+        except (LookupError, AttributeError, ValueError, TypeError) as error:
             raise Changed(f"a record makes no sense here: {type(error).__name__}: {error}") from error
 
     def _fitting(

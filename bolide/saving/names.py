@@ -330,7 +330,7 @@ def find(
                 of_call.append(value)
             else:
                 value = _followed(kind, path, found, root, codes)
-        except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
+        except (LookupError, AttributeError, ValueError, TypeError) as error:
             raise Changed(f"{_told(kind, path)} is not there") from error
         try:
             now = content_of(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import inspect
 import types
 import weakref
@@ -57,7 +58,7 @@ def _attribute(base: Value, name: str) -> Value:
 
 
 def _item(base: Value, key: Value) -> Value:
-    kinds: tuple[Value, ...] = dict, list, tuple
+    kinds: tuple[Value, ...] = dict, list, tuple, collections.deque
     for kind in kinds:
         if isinstance(base, kind):
             return kind.__getitem__(base, key)

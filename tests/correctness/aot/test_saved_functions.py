@@ -3,6 +3,7 @@ something has."""
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 import math
@@ -359,6 +360,22 @@ def test_objects_by_identity_are_found_where_a_call_has_them(cache: Path, captur
         torch.testing.assert_close(bolide.compile(by_keys)(x, table, given), by_keys(x, table, given))
         wanted.append(len(captures))
     assert wanted == [1, 1, 2]
+
+
+def by_first(x: torch.Tensor, keys: Any, table: dict[torch.Tensor, float]) -> torch.Tensor:
+    return x * table[keys[0]] if keys else x + 1
+
+
+@pytest.mark.parametrize("other", [None, (), [], {}, 0, "", collections.deque()])
+def test_entries_for_objects_that_a_call_does_not_have_are_not_used(
+    cache: Path, captures: list[str], other: object
+) -> None:
+    x, key = torch.randn(3), torch.nn.Parameter(torch.zeros(2))
+    for keys in ([key], other, (key,), collections.deque([key]), other, [key]):
+        bolide.reset()
+        given = x, keys, {key: 2.0}
+        torch.testing.assert_close(bolide.compile(by_first)(*given), by_first(*given))
+    assert len(captures) == 4  # the last two are found
 
 
 def in_order(x: torch.Tensor) -> torch.Tensor:
