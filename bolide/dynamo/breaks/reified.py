@@ -24,7 +24,7 @@ from bolide.dynamo.breaks.segments import Shape, flatten, is_local, unflatten
 from bolide.dynamo.bytecode.instructions import decode
 from bolide.dynamo.machine.attributes import Super
 from bolide.dynamo.machine.interpreter import Machine
-from bolide.dynamo.machine.originals import original_of, values_of
+from bolide.dynamo.machine.originals import BEGUN, original_of, values_of
 from bolide.dynamo.program.captured import Effect, Recipe, Source
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import (
@@ -265,6 +265,13 @@ def _state(rebuilder: Rebuilder, value: Generator) -> tuple[Recipe, ...]:
     return (*rebuilder.constants(shape, value.started), Recipe("tuple", None, parts))
 
 
+def _variable(rebuilder: Rebuilder, name: str, value: object) -> Recipe:
+    """A variable of what stands for an iterator in C."""
+    recipe = rebuilder.whole_list(value) if type(value) is list else rebuilder.recipe(value)
+    begun = BEGUN.get(name)
+    return recipe if begun is None else Recipe("call", begun, (recipe,))
+
+
 def _recipe(rebuilder: Rebuilder, value: Generator) -> Recipe:
     """A generator that the program has made, or that was there before."""
     original = original_of(value) if rebuilder.ends and value.kind == "generator" else None
@@ -272,8 +279,7 @@ def _recipe(rebuilder: Rebuilder, value: Generator) -> Recipe:
         if value.done:
             make, *parts = original.empty
             return Recipe("call", make, rebuilder.constants(*parts))
-        values = values_of(value)
-        parts = [rebuilder.whole_list(value) if type(value) is list else rebuilder.recipe(value) for value in values]
+        parts = [_variable(rebuilder, *item) for item in zip(original.variables, values_of(value))]
         return Recipe("call", original.make, tuple(parts))
     if value.source is not None:
         return Recipe("source", value.source)

@@ -109,6 +109,13 @@ def _reversed(vm: Machine, args: Args, kwargs: Kwargs) -> object:
 
 answers(generic.is_lazy)(operations.is_lazy)
 
+
+@answers(generic.rest_of)
+def _rest_of(vm: Machine, iterator: object) -> object:
+    lazy = type(iterator) is not Generator and operations.is_lazy(vm, iterator)
+    return Call(polyfill("drawn"), [iterator]) if lazy else iterator
+
+
 # ---- functions over iterables ----------------------------------------------------------------------------------------
 
 

@@ -132,7 +132,22 @@ _NOT_BEGUN: dict[str, Any] = {
     "index": -1,
     "step": 1,
 }
-_EMPTY_ITERATORS = ("iterator", "rest", "active", "data", "selectors")
+_ITERATORS = ("iterator", "rest", "active", "data", "selectors")
+
+
+def begun(iterator: Any) -> Any:
+    """What an iterator in C goes on with. It asks that for an iterator, and those of the program may begin anew then."""
+    method = getattr(type(iterator), "__iter__", None)
+    return generic.drawn(iterator) if type(method) is types.FunctionType else iterator
+
+
+def all_begun(iterators: list[Any]) -> list[Any]:
+    """`begun`, of several."""
+    return list(map(begun, iterators))
+
+
+BEGUN: dict[str, Callable[..., Any]] = {**dict.fromkeys(_ITERATORS, begun), "iterators": all_begun}
+"""By the names of the variables that hold iterators."""
 
 
 def remaking(generator: Generator) -> tuple[Any, list[Any]]:
@@ -143,7 +158,7 @@ def remaking(generator: Generator) -> tuple[Any, list[Any]]:
         return original.body, values_of(generator)
     if original.cls is _UNTIL:
         return original.body, [tuple, ()]
-    return original.body, [iter(()) if name in _EMPTY_ITERATORS else _ended(name) for name in original.variables]
+    return original.body, [iter(()) if name in _ITERATORS else _ended(name) for name in original.variables]
 
 
 def _ended(name: str) -> object:

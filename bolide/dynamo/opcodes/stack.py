@@ -377,9 +377,9 @@ def _list_to_tuple(vm: Machine, frame: Frame, arg: object) -> None:
     frame.stack.append(tuple(frame.stack.pop()))
 
 
-def _items(vm: Machine, frame: Frame, value: object, count: int | None) -> Any:
-    """The first `count` items (None: all) of an iterable, as a list; True when a frame was pushed that finds them: then
-    the operation is to be done again on its result."""
+def _items(vm: Machine, frame: Frame, value: object, count: int, and_rest: bool = False) -> Any:
+    """The first `count` items of an iterable, and the rest if wanted, as a list; True when a frame was pushed that
+    finds them: then the operation is to be done again on its result."""
     if type(value) is tuple or type(value) is list:
         return value
     if not is_iterable(vm, value):
@@ -387,8 +387,8 @@ def _items(vm: Machine, frame: Frame, value: object, count: int | None) -> Any:
     items = operations.native_iterable(vm, value)
     if items is MISSING:
         frame.pc -= 1
-        return vm.call(frame, polyfill("take"), [value, count])
-    return list(itertools.islice(items, count))
+        return vm.call(frame, polyfill("take_all" if and_rest else "take"), [value, count])
+    return list(itertools.islice(items, None if and_rest else count))
 
 
 @opcode("UNPACK_SEQUENCE")
@@ -406,10 +406,10 @@ def _unpack_sequence(vm: Machine, frame: Frame, arg: int) -> bool | None:
 
 @opcode("UNPACK_EX")
 def _unpack_ex(vm: Machine, frame: Frame, arg: int) -> bool | None:
-    items = _items(vm, frame, frame.stack.pop(), None)
+    before, after = arg & 0xFF, arg >> 8
+    items = _items(vm, frame, frame.stack.pop(), before, and_rest=True)
     if items is True:
         return True
-    before, after = arg & 0xFF, arg >> 8
     if len(items) < before + after:
         raise ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(items)})")
     middle = list(items[before : len(items) - after])

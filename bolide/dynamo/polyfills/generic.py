@@ -25,6 +25,20 @@ def is_stored(value: object) -> bool:
     return isinstance(value, dict) and type(value).__iter__ is dict.__iter__
 
 
+def rest_of(iterator: Any) -> Any:
+    """What a loop goes on with: the items of an iterator, which may begin anew when it is asked for one (primitive)."""
+    return drawn(iterator)
+
+
+def drawn(iterator: Any) -> Any:
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        yield item
+
+
 def drain(iterable: Any) -> Any:
     return [item for item in iterable]  # noqa: C416
 
@@ -86,7 +100,7 @@ def enumerate_items(iterable: Any, start: Any = 0) -> Any:
 
 
 def _enumerate(iterator: Any, count: Any) -> Any:
-    for item in iterator:
+    for item in rest_of(iterator):
         count += 1
         yield count - 1, item
 
@@ -99,17 +113,18 @@ def _zip(iterators: Any, strict: Any) -> Any:
     while iterators:
         items = []
         for position, iterator in enumerate(iterators):
-            for item in iterator:
-                items.append(item)
-                break
-            else:
-                if strict and position:
-                    raise ValueError(_mismatch(position, "shorter"))
-                if strict:
-                    for other, rest in enumerate(iterators[1:]):
-                        for _ in rest:
-                            raise ValueError(_mismatch(other + 1, "longer"))
-                return
+            try:
+                items.append(next(iterator))
+                continue
+            except StopIteration:
+                pass
+            if strict and position:
+                raise ValueError(_mismatch(position, "shorter"))
+            if strict:
+                for other, rest in enumerate(iterators[1:]):
+                    for _ in rest_of(rest):
+                        raise ValueError(_mismatch(other + 1, "longer"))
+            return
         yield tuple(items)
 
 
@@ -135,7 +150,7 @@ def begin(body: Any, function: Any, iterable: Any) -> Any:
 
 
 def _filter(function: Any, iterator: Any) -> Any:
-    for item in iterator:
+    for item in rest_of(iterator):
         if item if function is None else function(item):
             yield item
 
@@ -161,16 +176,16 @@ def sum_items(iterable: Any, /, start: Any = 0) -> Any:
 
 
 def reduce_items(function: Any, iterable: Any, *initial: Any) -> Any:
-    iterator = iter(iterable)
+    rest = rest_of(iter(iterable))
     if initial:
         value = initial[0]
     else:
-        for first in iterator:
+        for first in rest:
             value = first
             break
         else:
             raise TypeError("reduce() of empty iterable with no initial value")
-    for item in iterator:
+    for item in rest:
         value = function(value, item)
     return value
 
@@ -446,14 +461,26 @@ def holds_for_any(check: Any, value: Any, classes: Any) -> Any:
 
 
 def take(iterable: Any, count: Any) -> Any:
-    """The first `count` items, None for all."""
+    """The first `count` items, of which there is one at least."""
     items = []
-    if count != 0:
-        for item in iterable:
-            items.append(item)
-            if len(items) == count:
-                break
+    for item in iterable:
+        items.append(item)
+        if len(items) == count:
+            break
     return items
+
+
+def take_all(iterable: Any, before: Any) -> Any:
+    """What ``a, *b = iterable`` draws, with `before` names in front of the star; of the rest a list is made, for which
+    the iterator is asked for one."""
+    iterator = iter(iterable)
+    items: list[Any] = []
+    while len(items) < before:
+        try:
+            items.append(next(iterator))
+        except StopIteration:
+            return items
+    return [*items, *iterator]
 
 
 def merge(target: Any, mapping: Any) -> Any:

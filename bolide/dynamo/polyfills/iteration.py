@@ -8,6 +8,8 @@ import collections
 import operator
 from typing import Any
 
+from bolide.dynamo.polyfills.generic import rest_of
+
 NOTHING: Any = type("Nothing", (), {"__slots__": ()})
 
 
@@ -41,7 +43,7 @@ def _accumulate(iterator: Any, func: Any, total: Any, begun: Any) -> Any:
                 return
         begun = True
         yield total
-    for item in iterator:
+    for item in rest_of(iterator):
         total = total + item if func is None else func(total, item)
         yield total
 
@@ -51,10 +53,11 @@ def batched(iterable: Any, n: Any, *, strict: Any = False) -> Any:
         raise ValueError("n must be at least one")
     iterator = iter(iterable)
     while True:
-        batch = []
-        for item in iterator:
-            batch.append(item)
-            if len(batch) == n:
+        batch: list[Any] = []
+        while len(batch) < n:
+            try:
+                batch.append(next(iterator))
+            except StopIteration:
                 break
         if not batch:
             return
@@ -73,7 +76,7 @@ def chain_from_iterable(iterables: Any) -> Any:
 
 def _chain(rest: Any, active: Any) -> Any:
     while True:
-        for item in active:  # noqa: UP028  (chains close nothing)
+        for item in rest_of(active):  # noqa: UP028  (chains close nothing)
             yield item
         pending, rest = rest, iter(())  # there is no more if this raises
         iterable = next(pending, NOTHING)
@@ -88,7 +91,11 @@ def compress(data: Any, selectors: Any) -> Any:
 
 
 def _compress(data: Any, selectors: Any) -> Any:
-    for item, selected in zip(data, selectors):
+    for item in rest_of(data):
+        try:
+            selected = next(selectors)
+        except StopIteration:
+            return
         if selected:
             yield item
 
@@ -109,7 +116,7 @@ def cycle(iterable: Any) -> Any:
 
 def _cycle(iterator: Any, saved: Any, again: Any) -> Any:
     if not again:
-        for item in iterator:
+        for item in rest_of(iterator):
             saved.append(item)
             yield item
         again, iterator = True, iter(saved)
@@ -120,12 +127,13 @@ def _cycle(iterator: Any, saved: Any, again: Any) -> Any:
 
 
 def _dropwhile(predicate: Any, iterator: Any) -> Any:
-    for item in iterator:
+    rest = rest_of(iterator)
+    for item in rest:
         if not predicate(item):
             predicate = never
             yield item
             break
-    for item in iterator:
+    for item in rest:  # noqa: UP028
         yield item
 
 
@@ -134,14 +142,14 @@ def never(item: Any) -> Any:
 
 
 def _takewhile(predicate: Any, iterator: Any) -> Any:
-    for item in iterator:
+    for item in rest_of(iterator):
         if not predicate(item):
             return
         yield item
 
 
 def _filterfalse(predicate: Any, iterator: Any) -> Any:
-    for item in iterator:
+    for item in rest_of(iterator):
         if not (item if predicate is None else predicate(item)):
             yield item
 
@@ -228,18 +236,18 @@ def pairwise(iterable: Any) -> Any:
         left = next(iterator)
     except StopIteration:
         return
-    for right in iterator:
+    for right in rest_of(iterator):
         yield left, right
         left = right
 
 
 def _starmap(function: Any, iterator: Any) -> Any:
-    for args in iterator:
+    for args in rest_of(iterator):
         yield function(*args)
 
 
 def tee(iterable: Any, n: Any = 2) -> Any:
-    iterator = iter(iterable)
+    iterator = iter(iter(iterable))  # as in C
     queues = [collections.deque() for _ in range(n)]  # type: ignore[var-annotated]
     return tuple([_branch(iterator, queues, queue) for queue in queues])
 

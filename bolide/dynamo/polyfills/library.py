@@ -187,8 +187,8 @@ def list_iadd(items: Any, iterable: Any) -> Any:
 
 
 def assign_slice(put: Any, items: Any, key: Any, iterable: Any) -> None:
-    """`items[key] = iterable`, for a slice."""
-    put(items, key, [item for item in iterable])  # noqa: C416
+    """`items[key] = iterable`, for a slice; a list makes one of the iterator, which so is asked for one."""
+    put(items, key, [*(iter(iterable) if isinstance(items, list) else iterable)])
 
 
 def list_index(items: Any, value: Any, start: Any = 0, stop: Any = None) -> Any:
