@@ -15,8 +15,8 @@ import inspect
 import sys
 import types
 import weakref
+from collections.abc import Callable, Iterable
 from collections.abc import Generator as NativeGenerator
-from collections.abc import Iterable
 from typing import Any
 
 from bolide.dynamo.breaks.concrete import NATIVE, REIFIED, Concrete
@@ -24,7 +24,7 @@ from bolide.dynamo.breaks.segments import Shape, flatten, is_local, unflatten
 from bolide.dynamo.bytecode.instructions import decode
 from bolide.dynamo.machine.attributes import Super
 from bolide.dynamo.machine.interpreter import Machine
-from bolide.dynamo.machine.originals import BEGUN, original_of, values_of
+from bolide.dynamo.machine.originals import begun_of, original_of, values_of
 from bolide.dynamo.program.captured import Effect, Recipe, Source
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.world.frames import (
@@ -265,11 +265,10 @@ def _state(rebuilder: Rebuilder, value: Generator) -> tuple[Recipe, ...]:
     return (*rebuilder.constants(shape, value.started), Recipe("tuple", None, parts))
 
 
-def _variable(rebuilder: Rebuilder, name: str, value: object) -> Recipe:
-    """A variable of what stands for an iterator in C."""
+def _variable(rebuilder: Rebuilder, value: object, made: Callable[[Any], object] | None) -> Recipe:
+    """A variable of what stands for an iterator in C, and what is made of it."""
     recipe = rebuilder.whole_list(value) if type(value) is list else rebuilder.recipe(value)
-    begun = BEGUN.get(name)
-    return recipe if begun is None else Recipe("call", begun, (recipe,))
+    return recipe if made is None else Recipe("call", made, (recipe,))
 
 
 def _recipe(rebuilder: Rebuilder, value: Generator) -> Recipe:
@@ -279,7 +278,7 @@ def _recipe(rebuilder: Rebuilder, value: Generator) -> Recipe:
         if value.done:
             make, *parts = original.empty
             return Recipe("call", make, rebuilder.constants(*parts))
-        parts = [_variable(rebuilder, *item) for item in zip(original.variables, values_of(value))]
+        parts = [_variable(rebuilder, *item) for item in zip(values_of(value), begun_of(original))]
         return Recipe("call", original.make, tuple(parts))
     if value.source is not None:
         return Recipe("source", value.source)

@@ -136,7 +136,7 @@ _ITERATORS = ("iterator", "rest", "active", "data", "selectors")
 
 
 def begun(iterator: Any) -> Any:
-    """What an iterator in C goes on with. It asks that for an iterator, and those of the program may begin anew then."""
+    """What an iterator in C goes on with: it asks for an iterator, and those of the program may begin anew then."""
     method = getattr(type(iterator), "__iter__", None)
     return generic.drawn(iterator) if type(method) is types.FunctionType else iterator
 
@@ -146,8 +146,11 @@ def all_begun(iterators: list[Any]) -> list[Any]:
     return list(map(begun, iterators))
 
 
-BEGUN: dict[str, Callable[..., Any]] = {**dict.fromkeys(_ITERATORS, begun), "iterators": all_begun}
-"""By the names of the variables that hold iterators."""
+def begun_of(original: Original) -> list[Callable[[Any], object] | None]:
+    """What is made of each variable in front of `make`, where something is."""
+    if original.make is _itself:
+        return [None]
+    return [{"iterators": all_begun, **dict.fromkeys(_ITERATORS, begun)}.get(name) for name in original.variables]
 
 
 def remaking(generator: Generator) -> tuple[Any, list[Any]]:

@@ -133,7 +133,7 @@ def _dropwhile(predicate: Any, iterator: Any) -> Any:
             predicate = never
             yield item
             break
-    for item in rest:  # noqa: UP028
+    for item in rest:
         yield item
 
 

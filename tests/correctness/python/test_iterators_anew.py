@@ -1,6 +1,6 @@
 """Iterators that begin anew whenever they are asked for an iterator, as classes of users often do
-(``def __iter__(self): self.at = 0; return self``): what asks them, how often they are asked, and what they are asked for
-next are as in CPython, with breaks and without."""
+(``def __iter__(self): self.at = 0; return self``): how often they are asked, and when, is as in CPython, with breaks
+and without."""
 
 from __future__ import annotations
 
@@ -62,6 +62,10 @@ def _told(call: Callable[[], object]) -> object:
         return str(error), type(error.__context__)
 
 
+def _strict(one: Callable[[], Anew], other: Callable[[], Anew]) -> object:
+    return list(zip(one(), other(), strict=True))
+
+
 def _starred() -> object:
     first, *rest = some()
     return first, rest
@@ -92,7 +96,9 @@ def _teed() -> object:
 
 USES: dict[str, Callable[[], object]] = {
     "zip": lambda: list(zip(more(), some(), more())),
-    "zip_strict": lambda: [_told(lambda: list(zip(a(), b(), strict=True))) for a in (some, more) for b in (some, more)],
+    "zip_strict": lambda: [
+        _told(functools.partial(_strict, *two)) for two in itertools.product((some, more), repeat=2)
+    ],
     "map": lambda: list(map(operator.add, some(), more())),
     "filter": lambda: list(filter(lambda v: v > 1, some())),
     "enumerate": lambda: list(enumerate(some(), 2)),
@@ -129,7 +135,7 @@ USES: dict[str, Callable[[], object]] = {
     "delegated": _delegated,
     "slice": lambda: _sliced(None, 5),
     "steps": lambda: _sliced(2, 7, 8),
-    "of_tensors": lambda: sum(map(lambda v: torch.ones(2) * v, some())).tolist(),  # type: ignore[union-attr]
+    "of_tensors": lambda: sum(map(torch.ones(2).mul, some())).tolist(),  # type: ignore[union-attr]
 }
 if sys.version_info >= (3, 12):
     USES["batched"] = lambda: list(itertools.batched(more(), 2))
