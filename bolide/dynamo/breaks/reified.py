@@ -265,7 +265,7 @@ def _state(rebuilder: Rebuilder, value: Generator) -> tuple[Recipe, ...]:
     return (*rebuilder.constants(shape, value.started), Recipe("tuple", None, parts))
 
 
-def _variable(rebuilder: Rebuilder, value: object, made: Callable[[Any], object] | None) -> Recipe:
+def _variable(rebuilder: Rebuilder, value: object, made: Callable[..., object] | None) -> Recipe:
     """A variable of what stands for an iterator in C, and what is made of it."""
     recipe = rebuilder.whole_list(value) if type(value) is list else rebuilder.recipe(value)
     return recipe if made is None else Recipe("call", made, (recipe,))

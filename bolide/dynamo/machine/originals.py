@@ -135,22 +135,21 @@ _NOT_BEGUN: dict[str, Any] = {
 _ITERATORS = ("iterator", "rest", "active", "data", "selectors")
 
 
-def begun(iterator: Any) -> Any:
+def begun(iterator: Iterator[object]) -> Iterator[object]:
     """What an iterator in C goes on with: it asks for an iterator, and those of the program may begin anew then."""
     method = getattr(type(iterator), "__iter__", None)
     return generic.drawn(iterator) if type(method) is types.FunctionType else iterator
 
 
-def all_begun(iterators: list[Any]) -> list[Any]:
+def all_begun(iterators: list[Iterator[object]]) -> list[Iterator[object]]:
     """`begun`, of several."""
     return list(map(begun, iterators))
 
 
-def begun_of(original: Original) -> list[Callable[[Any], object] | None]:
+def begun_of(original: Original) -> list[Callable[..., object] | None]:
     """What is made of each variable in front of `make`, where something is."""
-    if original.make is _itself:
-        return [None]
-    return [{"iterators": all_begun, **dict.fromkeys(_ITERATORS, begun)}.get(name) for name in original.variables]
+    made: dict[str, Callable[..., object]] = {"iterators": all_begun, **dict.fromkeys(_ITERATORS, begun)}
+    return [None] if original.make is _itself else [made.get(name) for name in original.variables]
 
 
 def remaking(generator: Generator) -> tuple[Any, list[Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import operator
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 _SEQUENCES = (list, tuple, str, bytes, bytearray, collections.deque)
@@ -25,12 +26,12 @@ def is_stored(value: object) -> bool:
     return isinstance(value, dict) and type(value).__iter__ is dict.__iter__
 
 
-def rest_of(iterator: Any) -> Any:
+def rest_of(iterator: Iterator[object]) -> Iterator[object]:
     """What a loop goes on with: the items of an iterator, which may begin anew when it is asked for one (primitive)."""
     return drawn(iterator)
 
 
-def drawn(iterator: Any) -> Any:
+def drawn(iterator: Iterator[object]) -> Iterator[object]:
     while True:
         try:
             item = next(iterator)
@@ -470,11 +471,11 @@ def take(iterable: Any, count: Any) -> Any:
     return items
 
 
-def take_all(iterable: Any, before: Any) -> Any:
+def take_all(iterable: Iterable[object], before: int) -> list[object]:
     """What ``a, *b = iterable`` draws, with `before` names in front of the star; of the rest a list is made, for which
     the iterator is asked for one."""
     iterator = iter(iterable)
-    items: list[Any] = []
+    items: list[object] = []
     while len(items) < before:
         try:
             items.append(next(iterator))

@@ -53,7 +53,7 @@ def batched(iterable: Any, n: Any, *, strict: Any = False) -> Any:
         raise ValueError("n must be at least one")
     iterator = iter(iterable)
     while True:
-        batch: list[Any] = []
+        batch: list[object] = []
         while len(batch) < n:
             try:
                 batch.append(next(iterator))
@@ -242,7 +242,8 @@ def pairwise(iterable: Any) -> Any:
 
 
 def _starmap(function: Any, iterator: Any) -> Any:
-    for args in rest_of(iterator):
+    rest: Any = rest_of(iterator)
+    for args in rest:
         yield function(*args)
 
 
