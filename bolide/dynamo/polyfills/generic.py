@@ -11,8 +11,9 @@ import collections
 import operator
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
+Item = TypeVar("Item")
 _SEQUENCES = (list, tuple, str, bytes, bytearray, collections.deque)
 
 
@@ -26,12 +27,12 @@ def is_stored(value: object) -> bool:
     return isinstance(value, dict) and type(value).__iter__ is dict.__iter__
 
 
-def rest_of(iterator: Iterator[object]) -> Iterator[object]:
+def rest_of(iterator: Iterator[Item]) -> Iterator[Item]:
     """What a loop goes on with: the items of an iterator, which may begin anew when it is asked for one (primitive)."""
     return drawn(iterator)
 
 
-def drawn(iterator: Iterator[object]) -> Iterator[object]:
+def drawn(iterator: Iterator[Item]) -> Iterator[Item]:
     while True:
         try:
             item = next(iterator)

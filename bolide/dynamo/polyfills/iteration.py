@@ -242,8 +242,7 @@ def pairwise(iterable: Any) -> Any:
 
 
 def _starmap(function: Any, iterator: Any) -> Any:
-    rest: Any = rest_of(iterator)
-    for args in rest:
+    for args in rest_of(iterator):
         yield function(*args)
 
 
