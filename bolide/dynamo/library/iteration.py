@@ -166,6 +166,8 @@ _OVER_ITEMS: dict[Any, tuple[Any, ...]] = {
     functools.reduce: ("reduce_items",),
     itertools.chain.from_iterable: ("chain_from_iterable",),
     math.prod: ("product",),
+    operator.countOf: ("count_of",),
+    operator.indexOf: ("index_of",),
     filter: ("begin", generic._filter),
     itertools.dropwhile: ("begin", iteration._dropwhile),
     itertools.takewhile: ("begin", iteration._takewhile),

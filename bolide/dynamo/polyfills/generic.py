@@ -192,6 +192,23 @@ def reduce_items(function: Any, iterable: Any, *initial: Any) -> Any:
     return value
 
 
+def count_of(iterable: Iterable[object], value: object) -> int:
+    """`operator.countOf`."""
+    count = 0
+    for item in iterable:
+        if item is value or item == value:
+            count += 1
+    return count
+
+
+def index_of(iterable: Iterable[object], value: object) -> int:
+    """`operator.indexOf`."""
+    for index, item in enumerate(iterable):
+        if item is value or item == value:
+            return index
+    raise ValueError("sequence.index(x): x not in sequence")
+
+
 def sort_by(items: Any, keys: Any, reverse: Any) -> Any:
     """Sorts a list by plain keys; None where comparing them has to be interpreted (primitive)."""
     return reorder(items, sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse))

@@ -94,6 +94,7 @@ def _teed() -> object:
     return list(itertools.islice(one, 2)), list(other), list(one)
 
 
+FINDING = (operator.countOf, operator.indexOf, list.count, list.index, operator.contains)
 USES: dict[str, Callable[[], object]] = {
     "zip": lambda: list(zip(more(), some(), more())),
     "zip_strict": lambda: [
@@ -127,7 +128,9 @@ USES: dict[str, Callable[[], object]] = {
     "compress": lambda: list(itertools.compress(some(), Anew(1, 0, 1, 1))),
     "tee": _teed,
     "merge": lambda: list(heapq.merge(Anew(1, 4), Anew(2, 3))),
-    "in": lambda: (2 in some(), 7 in some()),
+    "in": lambda: (2 in some(), 7 in some(), operator.countOf(some(), 2), operator.indexOf(some(), 2)),
+    "as_item": lambda: [find([1, item, 2, item], item) for find in FINDING for item in (some(), more())],
+    "not_there": lambda: [_told(functools.partial(operator.indexOf, [1, some()], other)) for other in (2, more())],
     "star": _starred,
     "between": lambda: _told(_between),
     "call": lambda: (lambda *args: args)(*some()),
