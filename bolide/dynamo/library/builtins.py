@@ -21,7 +21,7 @@ from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_all,
 from bolide.dynamo.machine import attributes, operations
 from bolide.dynamo.machine.attributes import Super, check_super, load_attribute
 from bolide.dynamo.machine.breaking import can_require
-from bolide.dynamo.machine.calls import INTERCEPTS, NATIVE, SWITCHED, asks_for_keys, construct, intercept
+from bolide.dynamo.machine.calls import INTERCEPTS, NATIVE, SWITCHED, asks_for_keys, construct, intercept, is_filled
 from bolide.dynamo.machine.interpreter import Call, Machine, polyfill
 from bolide.dynamo.machine.items import by_index, is_converted, is_lazy_slice
 from bolide.dynamo.machine.native_calls import runs_natively
@@ -578,7 +578,7 @@ def _from_keys(method: object, cls: type, vm: Machine, args: Args, kwargs: Kwarg
 
 @intercept_table({dict.__init__: "dict_update", collections.OrderedDict.__init__: "ordered_update"})
 def _dict_init(method: object, name: str, vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    asks = len(args) == 2 and asks_for_keys(vm, args[1])
+    asks = len(args) <= 2 and is_filled(vm, args[1:], kwargs)
     return Call(polyfill(name), [args[0], tuple(args[1:]), kwargs]) if asks else NATIVE
 
 
@@ -676,7 +676,8 @@ def _dict_method(method: Any, name: str, vm: Machine, args: Args, kwargs: Kwargs
     """A method of dict on an outside one: lazily where one key is concerned, else on the whole."""
     owner = args[0]
     ordered = method.__objclass__ is collections.OrderedDict  # it asks a subclass
-    if name in ("update", "__ior__") and (type(owner) is Outside or any(_lazy_or_mapping(vm, arg) for arg in args[1:])):
+    given = [*args[1:], *kwargs.values()]
+    if name in ("update", "__ior__") and (type(owner) is Outside or any(_lazy_or_mapping(vm, arg) for arg in given)):
         if name == "__ior__":
             return Call(polyfill("dict_ior"), args)
         return Call(polyfill("ordered_update" if ordered else "dict_update"), [owner, tuple(args[1:]), kwargs])

@@ -11,7 +11,7 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from bolide.dynamo.machine.native_calls import (
     runs_natively,
     shown,
 )
-from bolide.dynamo.machine.operations import has_mapping_code
+from bolide.dynamo.machine.operations import has_mapping_code, is_lazy
 from bolide.dynamo.machine.stand_ins import (
     PENDING,
     PLAIN,
@@ -313,7 +313,7 @@ def construct(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dic
     for name in ("__hash__", "__eq__"):  # native containers call these
         vm.world.classes.rely_on(cls, name)
     new = getattr(new, "__func__", new)
-    if init in _FILLING and args and type(new) is not types.FunctionType and asks_for_keys(vm, args[0]):
+    if init in _FILLING and type(new) is not types.FunctionType and is_filled(vm, args, kwargs or {}):
         return Call.polyfill("make_dict", cls, tuple(args), kwargs or {})
     python_new, python_init = type(new) is types.FunctionType, type(init) is types.FunctionType
     of_program = new is torch.Tensor.__new__ and cls.__module__.partition(".")[0] != "torch"
@@ -330,6 +330,12 @@ def construct(vm: Machine, frame: Frame, cls: type, args: list[Any], kwargs: dic
 
 
 _FILLING = (dict.__init__, collections.OrderedDict.__init__)
+
+
+def is_filled(vm: Machine, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Whether the program puts items into a new dict: a mapping is asked for its keys, or native code, which keeps what
+    it is given by name, would be given a list in place of it."""
+    return any(asks_for_keys(vm, arg) for arg in args[:1]) or any(is_lazy(vm, value) for value in kwargs.values())
 
 
 def asks_for_keys(vm: Machine, value: object) -> bool:

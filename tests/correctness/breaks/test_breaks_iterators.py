@@ -94,6 +94,27 @@ def _teed() -> object:
     return list(itertools.islice(one, 2)), list(other), list(one)
 
 
+def _kept(cls: type, keep: Callable[..., Any], value: object) -> object:
+    kept = cls()
+    made = keep(kept, value)
+    return [item is value for item in (made if isinstance(made, dict) else kept).values()]
+
+
+MODULES = torch.nn.Sequential(torch.nn.ReLU())  # which is an iterable
+DICTS = (dict, collections.OrderedDict)
+KEEPING: tuple[Callable[..., Any], ...] = (
+    lambda kept, value: type(kept)(a=value),
+    lambda kept, value: type(kept)({"b": value}, a=value),
+    lambda kept, value: type(kept)([("b", value)], a=value),
+    lambda kept, value: type(kept)((pair for pair in [("b", value)]), a=value),
+    lambda kept, value: collections.defaultdict(list, {"b": value}, a=value),
+    lambda kept, value: kept.update(a=value),
+    lambda kept, value: kept.update({"b": 1}, a=value),
+    lambda kept, value: kept.update([("b", value)], a=value),
+    lambda kept, value: kept.__init__(a=value),
+    lambda kept, value: kept.setdefault("a", value),
+    lambda kept, value: type(kept).update(kept, {"a": value}, b={"c": value}),
+)
 FINDING = (operator.countOf, operator.indexOf, list.count, list.index, operator.contains)
 USES: dict[str, Callable[[], object]] = {
     "zip": lambda: list(zip(more(), some(), more())),
@@ -130,6 +151,7 @@ USES: dict[str, Callable[[], object]] = {
     "merge": lambda: list(heapq.merge(Anew(1, 4), Anew(2, 3))),
     "in": lambda: (2 in some(), 7 in some(), operator.countOf(some(), 2), operator.indexOf(some(), 2)),
     "as_item": lambda: [find([1, item, 2, item], item) for find in FINDING for item in (some(), more())],
+    "as_value": lambda: [_kept(cls, by, value) for cls in DICTS for by in KEEPING for value in (some(), MODULES)],
     "not_there": lambda: [_told(functools.partial(operator.indexOf, [1, some()], other)) for other in (2, more())],
     "star": _starred,
     "between": lambda: _told(_between),
