@@ -175,10 +175,18 @@ def load(scope: Scope, node: Node, values: tuple[Value, ...]) -> Value:
     if where.shape == "one":
         several = mask is not None and mask.lanes > 1
         result = _load_one(scope, where.pointer, _active(scope, mask) if several else mask, kind)
+    elif where.shape == "lanes" and mask is None and _is_copied(scope, node):
+        result = _read_by_lane(scope, where, None, kind)
     else:
         pairs = scope.paired and where.shape == "run"
         result = _read_pairs(scope, where) if pairs else _read(scope, where, _lanes_on(scope, where, mask), kind)
     return b.compare("icmp ne", result, 0) if node.dtype == torch.bool else result
+
+
+def _is_copied(scope: Scope, node: Node) -> bool:
+    """Whether a CPU takes elements one by one from where they are to where they belong: LLVM makes no vector of them,
+    and some processors are slow to gather one."""
+    return not scope.b.target.triple and scope.mask is None and node in scope.dependences.copied
 
 
 def _load_one(scope: Scope, address: Value, mask: Value | None, kind: str) -> Value:

@@ -32,12 +32,15 @@ ARITHMETIC |= {"add", "sub", "mul", "product", "quotient", "div", "fma", "sqrt",
 
 class Dependences:
     """The names each node depends on: axes, ``acc:x`` (an accumulator's value), ``buf:x`` (contents of a buffer that
-    the kernel writes), and `READS`. `short`, `choices`: what is known of the values."""
+    the kernel writes), and `READS`. `short`, `choices`: what is known of the values; `copied`: those that are stored as
+    they are."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.short = ShortFloats(kernel)
         self.choices = Choices()
-        self.written = {s.access.buffer for s in statements(kernel.body) if isinstance(s, Store)}
+        stores = [statement for statement in statements(kernel.body) if isinstance(statement, Store)]
+        self.written = {store.access.buffer for store in stores}
+        self.copied = {store.value for store in stores if store.mode == "set"}
         self._names: dict[Node, frozenset[str]] = {}
 
     def names(self, node: Node) -> frozenset[str]:

@@ -31,6 +31,7 @@ BITS = {
     "ptr": 64,
 }
 FLOATS = frozenset(("half", "bfloat", "float", "double"))
+_ZERO = "0x" + "0" * 16
 
 
 def llvm_type(scalar: str, lanes: int) -> str:
@@ -122,6 +123,7 @@ class Builder:
         self.declarations, self.target = declarations, target
         self.block = "entry"
         self._count = 0
+        self._held: dict[str, str] = {}  # the names of constants that registers hold
 
     # ---- values ----
 
@@ -136,7 +138,21 @@ class Builder:
 
     def const(self, value: float, scalar: str, lanes: int = 1) -> Value:
         text = number_text(value, scalar)
-        return Value(self, text if lanes == 1 else f"splat ({scalar} {text})", scalar, lanes)
+        return Value(self, text, scalar, 1) if lanes == 1 else self._everywhere(scalar, text, lanes)
+
+    def _everywhere(self, scalar: str, text: str, lanes: int) -> Value:
+        """A constant in all lanes. LLVM's fast level would load a float from memory at each use, in each iteration of a
+        loop, so a CPU's registers hold it from the function's start on, as far as there are some (`body`)."""
+        constant = Value(self, f"splat ({scalar} {text})", scalar, lanes)
+        if self.target.triple or scalar not in ("float", "double") or text == _ZERO:
+            return constant
+        if str(constant) not in self._held:
+            self._held[str(constant)] = "%" + self.new_label("c")
+        return Value(self, self._held[str(constant)], scalar, lanes)
+
+    def body(self) -> list[str]:
+        """The function's lines, from its first block on, which begins with the constants that registers hold."""
+        return ["entry:", *(f"  {name} = freeze {constant}" for constant, name in self._held.items()), *self.lines]
 
     def hidden(self, value: Value) -> Value:
         """The value, of which LLVM knows nothing. (Of a masked store of 16 bits whose mask it knows to be on in one
@@ -203,7 +219,7 @@ class Builder:
         if value.lanes == lanes:
             return value
         if not value.text.startswith("%"):  # constants have their own spelling
-            return Value(self, f"splat ({value.scalar} {value.text})", value.scalar, lanes)
+            return self._everywhere(value.scalar, value.text, lanes)
         kind = llvm_type(value.scalar, lanes)
         first = self.emit(f"insertelement {kind} poison, {value}, i64 0", value.scalar, lanes)
         zeros = f"<{lanes} x i32> zeroinitializer"

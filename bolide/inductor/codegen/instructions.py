@@ -322,6 +322,7 @@ INSTRUCTIONS: dict[str, Callable[..., Value]] = {
     "or": lambda dtype, a, b: a | b,
     "xor": lambda dtype, a, b: a ^ b,
     "fma": _intrinsic("fma"),
+    "umin": lambda dtype, a, b: a.b.select(a.b.compare("icmp ult", a, b), a, b),
     "copysign": _intrinsic("copysign"),
     **{op: partial(compare, op) for op in COMPARISONS},
     **{op: partial(minimum, op) for op in ("min", "max", "fmin", "fmax")},

@@ -91,8 +91,8 @@ def entry(kernel: Kernel, name: str, regions: Sequence[Region], machine: Machine
             _spread(values, region.name, total, work, grain)
             shares.append(_share(region.name, target))
     b.do("ret void")
-    text = "\n".join(b.lines)
-    return "\n".join((*shares, f"define void @{name}(ptr %args) {target.attributes} {{\nentry:\n{text}\n}}"))
+    text = "\n".join(b.body())
+    return "\n".join((*shares, f"define void @{name}(ptr %args) {target.attributes} {{\n{text}\n}}"))
 
 
 def _call(b: Builder, region: str, total: Value) -> None:

@@ -82,7 +82,7 @@ class RegionWriter:
             self.statements(region.body)
         b.do("ret void")
         head = f"define internal void @{region.name}(ptr %args, i64 %begin, i64 %end) {self.target.attributes}"
-        return "\n".join((f"{head} {{", "entry:", *b.lines, "}"))
+        return "\n".join((f"{head} {{", *b.body(), "}"))
 
     def parameters(self, body: Sequence[Stmt]) -> None:
         """Load the addresses and sizes from the argument words, and make room for scratch memory."""

@@ -45,6 +45,11 @@ def _erf_plus_1(x: torch.Tensor) -> torch.Tensor:
     return torch.erf(x) + 1
 
 
+def _unsigned_minimum(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    is_less = torch.where((a < 0) == (b < 0), a < b, b < 0)  # a negative number is more than any other
+    return torch.where(is_less, a, b)
+
+
 #: Of floating-point numbers, under ATen's names.
 ELEMENTARY_OPS = {
     **_elementary("sqrt", 4, 4),
@@ -91,6 +96,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     **_ops("fmin fmax copysign nextafter", 2),
     "min": ScalarOp(2, torch.minimum),  # NaN if either operand is NaN
     "max": ScalarOp(2, torch.maximum),
+    "umin": ScalarOp(2, _unsigned_minimum),  # of integers, as unsigned numbers
     "and": ScalarOp(2, torch.bitwise_and, "&"),
     "or": ScalarOp(2, torch.bitwise_or, "|"),
     "xor": ScalarOp(2, torch.bitwise_xor, "^"),

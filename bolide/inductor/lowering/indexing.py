@@ -86,6 +86,8 @@ def checked_index(
         value = raw(coords)
         if wraps:
             value = sc.where(sc.lt(value, 0), sc.add(value, length), value)
+        if ignore is None and value.op not in ("const", "index"):
+            return sc.binary("umin", value, last)  # a negative one, which is bad, reads the last place
         return sc.minimum(sc.maximum(value, 0), last)
 
     return read

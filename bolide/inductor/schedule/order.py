@@ -132,8 +132,9 @@ def order_for_memory(units: list[Unit], times: Lifetimes, least: int) -> list[Un
 def _freed_early(
     items: list[tuple[Unit, _Uses]], held: Collection[str], known: dict[str, int]
 ) -> list[tuple[Unit, _Uses]]:
-    """The units with those that free more than they take as soon as they can run, but for new values of inputs, which
-    come after all that reads the old ones. Nothing passes what keeps its place."""
+    """The units with those that free as much as they take as soon as they can run, but for new values of inputs, which
+    come after all that reads the old ones. What they wait for alone comes right before them, if both together free as
+    much as they take. Nothing passes what keeps its place."""
     written = {unit.source.buffer for unit, _ in items if isinstance(unit, WriteBack)}
     readers: dict[str, list[int]] = {}
     makers: dict[str, int] = {}
@@ -144,14 +145,23 @@ def _freed_early(
     barrier = -1
     for at, (_, uses) in enumerate(items):
         dying = [name for name in uses.reads if readers[name][-1] == at and name not in held]
-        place = at
+        freed = sum([known.get(name, 0) for name in dying])
+        places.append(at)
         if uses.fixed:
             barrier = at
-        elif written.isdisjoint(uses.writes) and sum([known.get(name, 0) for name in dying]) > uses.takes:
-            before = [makers[name] for name in uses.reads if name in makers]
-            before += [reader for name in dying for reader in readers[name][:-1]]
+        elif freed and freed >= uses.takes and written.isdisjoint(uses.writes):
+            before = {makers[name] for name in uses.reads if name in makers}
+            before.update([reader for name in dying for reader in readers[name][:-1]])
+            late = {unit for unit in before if places[unit] == unit and written.isdisjoint(items[unit][1].writes)}
+            late = {unit for unit in late if unit > barrier}
+            if freed >= uses.takes + sum([items[unit][1].takes for unit in late]):
+                before -= late
+                before.update([makers[name] for unit in late for name in items[unit][1].reads if name in makers])
+            else:
+                late = set()
             place = max([barrier, *[places[unit] for unit in before]])
-        places.append(place)
+            for unit in (at, *late):
+                places[unit] = min(place, places[unit])
         makers.update(dict.fromkeys(uses.writes, at))
     order = sorted(range(len(items)), key=lambda at: (places[at], at))
     return [items[at] for at in order]

@@ -469,7 +469,7 @@ def test_elements_that_lanes_share_are_loaded_in_pieces() -> None:
     assert text.count("load <4 x i16>") == 1  # eight lanes read four elements
 
 
-OF_BITS = "and or xor not shl shr"
+OF_BITS = "and or xor not shl shr umin"
 OF_INTEGERS = f"{OF_BITS} neg abs sign add sub mul floordiv truncdiv mod fmod min max eq ne lt le gt ge where"
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import bolide
+from benchmarks import plain
 from bolide.inductor.plan import Call, Free, Launch, Plan, Reuse, View, defined_names, used_names
 from bolide.inductor.plan.steps import types_of
 from bolide.support import events
@@ -197,3 +198,16 @@ def test_what_is_made_of_a_large_value_does_not_keep_it(seed: int) -> None:
     _, backward = trained(partial(recurrent, R(64, 16, 64)), R(16, 64) * 0.1, R(64))
     gates = 16 * 64 * 64 * 4
     assert most_bytes(backward) < 2.4 * gates
+
+
+def test_what_frees_only_with_what_it_waits_for_does_not_wait_for_the_end(seed: int) -> None:
+    """Critics judge two actions. What the engine computes last, the gradients of what they say of one, need not wait
+    for those of the actor: then two of the critics' gradients and what they are made of live at the same time."""
+    torch.manual_seed(seed)
+    rows, hidden = 256, 256
+    model = plain.SoftActorCritic(17, 6, hidden)
+    given = [R(rows, width) for width in (17, 6, 6, 1, 17, 6)]
+    found = []
+    with events.subscribed(lambda e: found.append(e.artifact) if isinstance(e, events.Compiled) else None):
+        bolide.compile(model, dynamic=False)(*given).backward()
+    assert most_bytes(found[-1].plan) < 4 * (15.65 * rows * hidden)

@@ -186,7 +186,7 @@ class TeamWriter(RegionWriter):
         threads = self.per_block * self.team.size
         limits = f'"nvvm.maxntid"="{threads}" "nvvm.minctasm"="{min(RESIDENT, MOST_THREADS // threads)}"'
         head = f"define ptx_kernel void @{self.symbol}({params}) nounwind {limits}"
-        text = "\n".join((f"{head} {{", "entry:", *b.lines, "}"))
+        text = "\n".join((f"{head} {{", *b.body(), "}"))
         return text, Launch(self.symbol, teams, self.team.size, self.per_block)
 
     def _if_aligned(self, addresses: Sequence[Value], at: int, fast: str) -> None:
