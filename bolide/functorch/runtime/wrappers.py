@@ -260,11 +260,9 @@ class Backward:
         given = []
         for at, stride in self.expected:
             tangent = tangents[at]
-            if tangent is None or is_batch(tangent) or tangent.stride() != stride:
+            if tangent is None or is_batch(tangent):
                 return None
-            if tangent.is_conj() or tangent.is_neg():
-                return None
-            given.append(tangent)
+            given.append(_laid_out(tangent, stride))
         values = [*ctx.saved_tensors, *ctx.numbers, *given]
         ctx.maybe_clear_saved_tensors()
         del given
@@ -289,9 +287,7 @@ class Backward:
                 continue
             if ctx.sizes:
                 stride = with_sizes(stride, ctx.sizes)
-            if tangent.stride() != stride or tangent.is_conj() or tangent.is_neg():
-                tangent = _laid_out(tangent, stride)
-            given.append(tangent)
+            given.append(_laid_out(tangent, stride))
         if saved is not None:
             values = [*saved]
         elif self.crossing.histories:

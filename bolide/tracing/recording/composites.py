@@ -1,9 +1,9 @@
 """Composite operations for tensors with symbolic sizes.
 
 Their C++ kernels ask for integers, or ask many questions about sizes, each a call from C++ into Python. torch's Python
-dispatcher has decompositions of some; that of `matmul` imports sympy, which takes as long as compiling a model, and
-that of `dropout` copies where eager answers its argument. Here are ours, for traced tensors only: they choose as ATen's
-do (native/LinearAlgebra.cpp, Linear.cpp, TensorShape.cpp).
+dispatcher has decompositions of some; those of `matmul` and `broadcast_tensors` import sympy, which takes as long as
+compiling a model, and that of `dropout` copies where eager answers its argument. Here are ours, for traced tensors
+only: they choose as ATen's do (native/LinearAlgebra.cpp, Linear.cpp, TensorShape.cpp).
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ def install() -> None:
     """Put our kernels before torch's (once per process)."""
     if not _installed:
         ours: dict[OpOverload, Callable[..., object]] = {
+            aten.broadcast_tensors.default: _of_primitives(broadcast_tensors),
             aten.contiguous.default: _of_primitives(contiguous),
             aten.dropout.default: dropout,
+            aten.fake_quantize_per_channel_affine_cachemask_backward.default: channels_quantised_backward,
             aten.fill_diagonal_.default: fill_diagonal,
             aten.flatten.using_ints: _of_primitives(flatten),
             aten.linear.default: _of_primitives(linear),
@@ -166,6 +168,14 @@ def dropout(x: Tensor, p: float, train: bool) -> Tensor:
     return aten.dropout.default._op_dk(_COMPOSITE, x, p, train) if train and p else x
 
 
+def channels_quantised_backward(grad: Tensor, mask: Tensor) -> Tensor:
+    """That of `torch.fake_quantize_per_channel_affine`, whose checks in C++ ask how many elements it has."""
+    if grad.shape != mask.shape or mask.dtype is not torch.bool:
+        op = aten.fake_quantize_per_channel_affine_cachemask_backward.default
+        return op._op_dk(_COMPOSITE, grad, mask)  # type: ignore[no-any-return]
+    return grad * mask
+
+
 def fill_diagonal(x: Tensor, value: float, wrap: bool = False) -> Tensor:
     if x.dim() != 2 or wrap:
         return aten.fill_diagonal_.default._op_dk(_COMPOSITE, x, value, wrap)  # type: ignore[no-any-return]
@@ -259,6 +269,12 @@ def max_pool1d(x: Any, size: Any, stride: Any = (), padding: Any = 0, dilation: 
     numbers = remembered(x._trace.shapes, row_options, x.known, options, ceil)
     rows = [[other, number] for other, number in zip((1, 1, 0, 1), numbers)]
     return aten.max_pool2d_with_indices.default(x.unsqueeze(-2), *rows, ceil)[0].squeeze(-2)
+
+
+def broadcast_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """`torch.broadcast_tensors`: tensors that have the common shape already are answered as they are."""
+    shape = broadcast_shapes([tuple(each.shape) for each in tensors])
+    return [each if same_sizes(each.shape, shape) else each.expand(shape) for each in tensors]
 
 
 def take_along_dim(x: Tensor, places: Tensor, dim: int | None = None) -> Tensor:

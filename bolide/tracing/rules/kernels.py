@@ -34,7 +34,11 @@ _NO_SIZES = frozenset(  # integers that say something else
 TRUSTING = frozenset({"linalg_ldl_solve", "linalg_lu_solve", "_pdist_backward"})
 """Kernels that take numbers in a tensor, or how many elements it has, for places in memory, unchecked: they are run
 neither on made-up data nor on tensors of another size."""
-_CHECKING = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
+_FAKE_QUANTISING = (
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    "_fake_quantize_learnable_per_channel_affine",
+)
+_CHECKING = frozenset({"_embedding_bag", "_embedding_bag_forward_only", *_FAKE_QUANTISING})
 """Private parts of operations whose kernels check for themselves that sizes fit."""
 _NUMBERS = (int, float, complex, bool, str, torch.dtype)
 _SMALL = 1 << 12

@@ -19,9 +19,9 @@ from bolide.symbolic import Expr, ShapeEnv, as_expr, contiguous_strides, times
 from bolide.tracing.graph import mapped
 from bolide.tracing.meta import TensorMeta
 
-#: each two sizes are in both orders
+#: each two sizes are in both orders, and none is the same in the first two rows
 _PRIMES = ((11, 13, 17, 19, 23, 29, 31), (47, 43, 41, 37, 29, 23, 19))
-_MULTIPLES = ((2, 3, 5, 7, 4, 6, 9), (11, 9, 7, 5, 4, 3, 2), (5, 4, 3, 2, 9, 8, 7))
+_MULTIPLES = ((2, 3, 5, 7, 4, 6, 9), (11, 9, 7, 5, 3, 4, 2), (5, 4, 3, 2, 9, 8, 7))
 _ALONE = 53  # for one symbol
 _STEPS = (1, 2, 3, 4, 5)  # of all symbols, so that there are all rests of small divisors
 _SMALL = (2, 5, 3, 7, 4, 6, 8)  # sizes near the edge, which may be refused
@@ -163,7 +163,8 @@ def _strides(shape: tuple[Any, ...], answers: list[Any], trials: Trials) -> tupl
     each = []
     for column in zip(*(answer.stride for answer in answers)):
         known = trials.strides.get(column)
-        each.append(_formula(column, trials.sizes) if known is None else known)
+        told = _formula(column, trials.sizes) if known is None else known
+        each.append(_formula(column, trials.strides) if told is None else told)
     return None if None in each else tuple(each)
 
 
