@@ -65,14 +65,25 @@ def frozen() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def seed(request: pytest.FixtureRequest) -> int:
-    """The seed of this test: of the run's seed and the test's name, so that it does not depend on which tests run."""
-    value = zlib.crc32(f"{os.environ[SEED]} {request.node.nodeid}".encode())
-    print(f"seed {value}")
+def _seed(node: str) -> int:
+    """The seed of a test, or of a file while it is imported: of the run's seed and the name, so that it does not depend
+    on what else runs. It seeds all generators."""
+    value = zlib.crc32(f"{os.environ[SEED]} {node}".encode())
     random.seed(value)
     numpy.random.seed(value)
     torch.manual_seed(value)
+    return value
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """What a file draws when it is imported is new in each run too."""
+    _seed(collector.nodeid)
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    value = _seed(request.node.nodeid)
+    print(f"seed {value}")
     return value
 
 

@@ -172,6 +172,18 @@ def of_sizes(grad: bool = False) -> None:
         compared(scaled, compiled, plain(size, 8, grad=grad))
 
 
+def shortened(x: torch.Tensor, y: torch.Tensor, ratio: float) -> torch.Tensor:
+    return x[: int(len(x) * ratio)].sum(0) * y[: round(len(y) / ratio / 3)].mean()
+
+
+def of_several_numbers() -> None:
+    """Sizes that are computed of sizes and floats from several places."""
+    compiled = bolide.compile(shortened)
+    for size in (5, 7, 4, 9):
+        values = torch.randn(size, 8), torch.randn(3 * size), 3 / size
+        compared(shortened, compiled, lambda values=values: copy.deepcopy(values))
+
+
 def second_order(*sizes: int, program: Callable[[torch.Tensor], torch.Tensor] = twice) -> None:
     """A backward that is derived again, from its graphs."""
     compiled = bolide.compile(program)
@@ -324,6 +336,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "writes": lambda: one(written, lambda: (torch.randn(4, 2), [])),
     "results": lambda: one(packed, plain(3)),
     "sizes": of_sizes,
+    "several numbers": of_several_numbers,
     "sizes, training": functools.partial(of_sizes, True),
     "module": functools.partial(of_module, False),
     "training": functools.partial(of_module, True),

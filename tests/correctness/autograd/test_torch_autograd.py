@@ -460,7 +460,7 @@ def test_apply_is_a_value(call, outside):
 
     compiled = bolide.compile(program, fullgraph=True)
     for _ in range(2):
-        x = torch.randn(3, 4, requires_grad=True)
+        x = torch.rand(3, 4, requires_grad=True)  # cosines of large numbers differ by rounding
         found, apply = compiled(x)
         expected, theirs = program(x)
         assert apply == theirs == held
