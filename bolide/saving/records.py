@@ -119,10 +119,10 @@ def _meet(namer: Namer, guards: Sequence[Guard], replay: Replay) -> None:
     """The functions in which code and cells are found that are named before those."""
     seen: set[Source] = set()
     for source in (*(guard.source for guard in guards), *replay.inputs):
-        while source is not None and source not in seen:
-            seen.add(source)
-            namer.meet(source.obj)
-            source = source.base
+        for step in () if source is None or source in seen else source.steps():
+            if step not in seen:
+                seen.add(step)
+                namer.meet(step.obj)
     for guard in guards:
         if guard.kind in ("is", "type", "equals") and guard.source is not None:
             at = Source("type", guard.source, None) if guard.kind == "type" else guard.source

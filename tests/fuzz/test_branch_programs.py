@@ -11,6 +11,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -302,18 +303,8 @@ def test_random_programs_with_branches(backend: str, native_after: int) -> None:
 
 
 if __name__ == "__main__":
-    import warnings
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from sweep_tools import by_hand
 
-    warnings.simplefilter("ignore")
-    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    faults = 0
-    for number in range(first, first + int(sys.argv[1])):
-        try:
-            backend = sys.argv[3] if len(sys.argv) > 3 else "inductor"
-            fault = wrong(number, backend, random.Random(number).choice((None, True)), LONG)
-        except Exception as error:
-            fault = f"seed {number}: {type(error).__name__}: {error}"
-        if fault:
-            faults += 1
-            print(fault, flush=True)
-    print(f"{faults} of {sys.argv[1]} differ")
+    named = sys.argv[3] if len(sys.argv) > 3 else "inductor"
+    by_hand(lambda seed: wrong(seed, named, random.Random(seed).choice((None, True)), LONG))

@@ -441,7 +441,7 @@ class _Attempt:
         refuse_seen(machine, rebuilder.memo)
         if ending is not None and ending.kind == "inner_gradient":
             refuse_results_in_between(rebuilder.outputs, place)
-        world.aliases.refuse(rebuilder.outputs)
+        world.aliases.refuse(rebuilder.outputs, results=rebuilder.ends)
         if any(tensor.grad_fn is not None for tensor in self.trace.renewed):
             raise Unsupported("an input whose data was assigned is written to", place, kind="tensor_write")
         effects = [*checks, *rebuilder.fills, *written, *rebuilder.positions, *effects]

@@ -30,7 +30,7 @@ from bolide.tracing.tensor import Data
 
 def data_of(vm: Machine, place: int) -> Data | None:
     """The data of an input, and what to call to guard it; None if it cannot be, or differs from call to call."""
-    traced = vm.trace.inputs[place]
+    traced = vm.world.trace.inputs[place]
     fixed = all(type(size) is int for size in traced.shape)
     whole = not (traced.dtype.is_floating_point or traced.dtype.is_complex)
     small = fixed and 0 < traced.numel() <= config.specialize_data

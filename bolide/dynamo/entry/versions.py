@@ -76,6 +76,11 @@ def _needs_data(captured: Captured) -> bool:
     return captured.ending is not None and captured.ending.kind.startswith("data_")
 
 
+def _ends_alike(captured: Captured, other: Captured) -> bool:
+    """Whether two programs end in a break at the same line."""
+    return captured.ending is not None and other.ending is not None and captured.ending.where == other.ending.where
+
+
 class OtherParameters(TypeError):
     """The user's function has got code with other parameters."""
 
@@ -471,18 +476,22 @@ class Versions(ABC):
 
     def _captured(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Captured:
         """What the call is captured as. If that ends where data has to be known which changes from call to call, and
-        there is room for a version for this very data, that is tried; also where a break would be an error."""
-        self.sizes.left_unread = False
+        there is room for a version for this very data, that is tried; also where a break would be an error. Likewise
+        if it ends at all, and bools of the graph may be the reason."""
+        sizes = self.sizes
+        sizes.left_unread = sizes.undecided = False
         captured: Captured | None = None
         try:
             captured = self._capture_fixed(args, kwargs)
         except Unsupported as error:
-            if error.final or not self.sizes.left_unread:
+            if not sizes.undecided and (error.final or not sizes.left_unread):
                 raise
             forgive(error)
-        if captured and (not (_needs_data(captured) and self.sizes.left_unread) or self.sizes.is_crowded()):
+        undecided = sizes.undecided
+        unread = captured and _needs_data(captured) and sizes.left_unread and not sizes.is_crowded()
+        if captured and not (unread or (undecided and captured.ending)):
             return captured
-        self.sizes.reads_anew = True
+        sizes.reads_anew = True
         try:
             other = self._capture_fixed(args, kwargs)
         except Unsupported as error:
@@ -491,10 +500,11 @@ class Versions(ABC):
             forgive(error)
             return captured
         finally:
-            self.sizes.reads_anew = False
+            sizes.reads_anew = False
         if captured is None:
             return other
-        kept, dropped = (captured, other) if _needs_data(other) else (other, captured)
+        worse = _ends_alike(captured, other) if undecided else _needs_data(other)
+        kept, dropped = (captured, other) if worse else (other, captured)
         _let_go(dropped)
         return kept
 

@@ -81,6 +81,8 @@ class Call:
                 return self._namespace(source.base, base)
             case "member":
                 return self._namespace(source.base, base)[key]
+            case "several":
+                return (base, *map(self.read, key))
             case "apply":
                 return source.obj(base, *key)
             case "dict_value" if self.classes.get(source.base) is not dict and source.base.key not in MODULE_DICTS:

@@ -45,6 +45,7 @@ _SPECIAL = (
     "a size of 0 or 1 is compiled for itself, for broadcasting and layouts depend on it; with mark_unbacked one "
     "version serves all sizes"
 )
+_SEVERAL = 3  # bools that change are more than there are versions for
 _REGISTERED = ("_parameters", "_buffers")
 
 
@@ -171,7 +172,7 @@ class Learnt:
     data: set[Source] = field(default_factory=set)  # read of inputs' data, and other data in another capture
     recent: frozenset[object] = frozenset()  # values of symbols and texts of the last version: at the next points, too
     warned: set[object] = field(default_factory=set)  # the warnings that have been shown
-    apart: set[Location] = field(default_factory=set)  # branches on data that no graph can make
+    apart: dict[Location, str] = field(default_factory=dict)  # branches on data that no graph can make, and why
     raised: set[object] = field(default_factory=set)  # the lines where the program has raised exceptions
     arrays: set[Location] = field(default_factory=set)  # the calls that make arrays to which the graph writes
     joined: bool = False  # a tensor that is found at two places is one input, also where it was two tensors before
@@ -203,6 +204,7 @@ class SizeHistory:
         self.learnt = Learnt()
         self.reads_anew = False  # whether data that has changed is read as well
         self.left_unread = False  # whether the last capture has met such data
+        self.undecided = False  # whether it has met bools that the graph is to decide by (`is_flag`)
         self.versions = 0  # how many the place has already, under the present modes
         self.data_symbols = True  # whether data may become symbols where the configuration leaves it open
         self.met_data = False  # whether it has, in the last attempt
@@ -225,6 +227,22 @@ class SizeHistory:
         """The values met at a place, one for each earlier capture; None where it was not read or had another rank."""
         earlier = [capture.get(source) for capture in self.captures]
         return [values if values is not None and len(values) == rank else None for values in earlier]
+
+    def changing_bools(self) -> set[Source]:
+        """Where captures have met True and False. Attributes of one name that were equal in several objects at every
+        capture, as `training`, are left out: they are one mode of the program, which has two versions."""
+        met: dict[Source, dict[int, bool]] = {}
+        for number, capture in enumerate(self.captures):
+            for source, values in capture.items():
+                if len(values) == 1 and type(values[0]) is bool:
+                    met.setdefault(source, {})[number] = values[0]
+        changing = {source: truths for source, truths in met.items() if len(set(truths.values())) > 1}
+        of_name: dict[object, list[dict[int, bool]]] = {}
+        for source, truths in changing.items():
+            if source.kind != "item" and not _is_argument(source):
+                of_name.setdefault(source.key, []).append(truths)
+        modes = {name for name, each in of_name.items() if len(each) > 1 and _agree(each)}
+        return {source for source in changing if _is_argument(source) or source.key not in modes}
 
     def is_crowded(self) -> bool:
         """Whether so many versions were made that no more are made for single values: the other half of what the limit
@@ -279,6 +297,7 @@ class Symbols:
         self.fixed_because: list[tuple[Source, float, str]] = []  # what might have been symbolic, and why it is not
         self.texts: set[str] = set()  # from outside, that are not guarded as they are
         self._shared: dict[object, object] = {}
+        self._changing: set[Source] | None = None  # bools that were not the same in all captures
         self._spreading: dict[Source, bool] = {}  # of containers: whether more of their numbers change than before
         self._unbacked: dict[str, object] = {}  # by the names of symbols: what their marks say of which are equal
 
@@ -408,6 +427,25 @@ class Symbols:
             around = container.base if container.kind == "item" else None
             self._spreading[container] = any(not each <= least for each in changed) or self._spreads(around)
         return self._spreading[container]
+
+    def is_flag(self, source: Source, value: bool) -> bool:
+        """Whether a bool from outside is one of several that change from call to call, and versions for their
+        combinations are too many: the graph decides by them."""
+        self.met[source] = (value,)
+        history = self.history
+        if history.dynamic is False or not history.is_crowded():
+            return False
+        if self._changing is None:
+            self._changing = history.changing_bools()
+        if len(self._changing) < _SEVERAL:
+            return False
+        changes = source in self._changing
+        if _is_argument(source) or source.kind == "item":
+            changes |= any((not value,) == old for old in history.past(source, 1))
+        if not changes and _family(source) not in map(_family, self._changing):
+            return False
+        history.undecided = True
+        return not history.reads_anew
 
     def has_stayed(self, source: Source, value: object) -> bool:
         """Whether what a program reads at a place has been the same in every capture that looked at it, or is read
@@ -583,6 +621,19 @@ def _is_argument(source: Source) -> bool:
     return source.kind == "local" or (
         source.kind in ("item", "dict_value") and source.base is not None and _is_argument(source.base)
     )
+
+
+def _family(source: Source) -> object:
+    """What one bool that changes says of others: that all items of its container may, or all attributes of its name."""
+    if source.kind == "item":
+        return source.base
+    return source if _is_argument(source) else source.key
+
+
+def _agree(each: list[dict[int, bool]]) -> bool:
+    """Whether truths, by captures, are equal wherever several were met."""
+    met: dict[int, bool] = {}
+    return all(met.setdefault(number, truth) == truth for truths in each for number, truth in truths.items())
 
 
 def as_exprs(sizes: Iterable[Any]) -> tuple[int | Expr, ...]:

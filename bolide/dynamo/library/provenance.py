@@ -52,7 +52,7 @@ def path(source: Source, parameters: Sequence[str]) -> str:
     inside = path(base, parameters)
     if source.kind in ("attr", "member"):
         return f"{inside}.{source.key}"
-    return inside if source.kind in ("type", "namespace", "apply") else f"{inside}[{source.key!r}]"
+    return inside if source.kind in ("type", "namespace", "apply", "several") else f"{inside}[{source.key!r}]"
 
 
 def input_names(captured: Captured, parameters: Sequence[str]) -> list[str]:

@@ -39,6 +39,7 @@ from bolide.dynamo.program.kinds import (
     is_library_class,
     is_library_namespace,
     is_opaque,
+    is_property,
     name_in_c,
     own_namespace,
     own_protocol,
@@ -295,7 +296,7 @@ _LOADS: dict[type, Callable[[Machine, Any, str], Any]] = {
 
 def _class(vm: Machine, owner: type, name: str) -> object:
     of_meta = MISSING if type(owner) is type else vm.world.classes.lookup(type(owner), name)
-    if type(of_meta) is property:
+    if is_property(of_meta):
         return Call(of_meta.fget, [owner])
     member = vm.world.classes.lookup(owner, name)
     if type(of_meta) is types.FunctionType and (member is MISSING or name in vars(object)):
@@ -340,7 +341,7 @@ def _class_method(method: Any, cls: type) -> Any:
         return _class_method(wrapped, cls)
     if type(wrapped) is staticmethod:
         return wrapped.__func__
-    if type(wrapped) is property and wrapped.fget is not None:
+    if is_property(wrapped) and wrapped.fget is not None:
         return Call(wrapped.fget, [cls])
     getter = method_in_python(wrapped, "__get__")
     if getter is not None:
@@ -430,7 +431,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
     outside = type(owner) is Outside
     member = world.classes.lookup(cls, name)
     kind = type(member)
-    if kind is property:
+    if is_property(member):
         if member.fget is None:
             raise AttributeError(f"unreadable attribute {name!r}")
         return Call(member.fget, [owner])
@@ -641,7 +642,7 @@ def load_super(vm: Machine, cls: type, owner: Any, name: str) -> Any:
         return member.__func__
     if kind is classmethod:
         return _class_method(member, start)
-    if kind is property:
+    if is_property(member):
         return Call(member.fget, [owner])
     if kind in (types.WrapperDescriptorType, types.MethodDescriptorType) and not unbound:
         return method_of_c(member, owner)

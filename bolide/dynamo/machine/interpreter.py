@@ -30,7 +30,7 @@ from bolide.dynamo.polyfills import generators
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, is_opaque
 from bolide.dynamo.world.frames import Frame, Generator, add_entry, bind, name_tensors
-from bolide.dynamo.world.outside import Deferred, attribute_source
+from bolide.dynamo.world.outside import Deferred, Torn, attribute_source
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported, UserFrame
 from bolide.support.registers import register
@@ -358,6 +358,8 @@ class Machine:
     def local(self, frame: Frame, index: int) -> object:
         """A fast local, MISSING when unbound; one of a continued frame is wrapped now."""
         value = frame.locals[index]
+        if type(value) is Torn:
+            raise self.world.torn(value)
         if type(value) is Deferred:
             grown = self.world.containers.grown(value.real, value.source)
             if grown is not None:

@@ -44,6 +44,7 @@ from bolide.tracing.numbers.scalars import TracedFloat
 Number = int | float
 _INT64 = torch.iinfo(torch.int64)
 _NAMES = {"math": math, "__builtins__": {"min": min, "max": max, "round": round, "pow": pow, "divmod": divmod}}
+_KNOWN = {"n", "math", "min", "max", "round", "pow", "divmod", *vars(math), *vars(int), *vars(float)} - {*vars(object)}
 _HEAD = "(lambda n: "
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
@@ -78,10 +79,9 @@ def text_of(function: object) -> str | None:
 
 
 def is_of_numbers(text: str) -> bool:
-    """Whether an expression reads nothing but `n`, constants and functions of numbers."""
+    """Whether an expression reads nothing but `n`, constants, and functions and methods of numbers."""
     code = compile(text, "", "eval")
-    known = {"n", "math", "min", "max", "round", "pow", "divmod", *vars(math)}
-    return known.issuperset(code.co_names) and not any(type(part) is types.CodeType for part in code.co_consts)
+    return _KNOWN.issuperset(code.co_names) and not any(type(part) is types.CodeType for part in code.co_consts)
 
 
 def derived(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any] | None) -> Any:
@@ -132,7 +132,7 @@ def _now(value: Any) -> Any:
 
 def derive(world: World, text: str, value: Any) -> Any:
     """The number that `text` says of sizes and floats from outside, `value` in this call; None where it is made of
-    several places, or of data."""
+    data."""
     source = _computed(world, text, value)
     if source is not None and source not in world.numbers.derived:
         world.numbers.derived[source] = _number(world, source, value, symbols_in(text))
@@ -149,19 +149,22 @@ def named(world: World, text: str, value: object) -> str | None:
 
 
 def _computed(world: World, text: str, value: object) -> Source | None:
-    """Where the number is found that `text` says of one size or float from outside, or of sizes of one tensor; None for
-    any other."""
+    """Where the number is found that `text` says of sizes and floats from outside; None for any other."""
     names = symbols_in(text)
     if not names or not is_number(value) or not world.trace.shapes.facts.names.isdisjoint(names):
         return None
-    found = [world.numbers.source_of(name) for name in names]
-    first = found[0]
-    if len(names) == 1:
-        return first and Source("apply", first, (), computing(with_symbols(text, {names[0]: "n"})))
-    if first is None or any(one is None or one.kind != "item" or one.base != first.base for one in found):
+    found = [source for name in names if (source := world.numbers.source_of(name)) is not None]
+    if len(found) < len(names):
         return None
-    places = {name: f"n[{one.key!r}]" for name, one in zip(names, found, strict=True) if one is not None}
-    return Source("apply", first.base, (), computing(with_symbols(text, places)))
+    first, *others = found
+    if not others:
+        return Source("apply", first, (), computing(with_symbols(text, {names[0]: "n"})))
+    if all(one.kind == "item" and one.base == first.base for one in found):  # sizes of one tensor
+        base, keys = first.base, [one.key for one in found]
+    else:
+        base, keys = Source("several", first, tuple(others)), list(range(len(found)))
+    places = {name: f"n[{key!r}]" for name, key in zip(names, keys, strict=True)}
+    return Source("apply", base, (), computing(with_symbols(text, places)))
 
 
 def _number(world: World, source: Source, value: Number, of: list[str]) -> object:

@@ -7,7 +7,7 @@ import collections
 import operator
 import types
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -40,8 +40,9 @@ from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.texts import TracedText, joined
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported, forgive
-from bolide.symbolic import KeyNode, hint_of, is_data
+from bolide.symbolic import KeyNode, hint_of, is_data, is_undecided
 from bolide.tracing import TracedTensor
+from bolide.tracing.numbers import data
 
 _NATIVELY_SEARCHED = (dict, set, frozenset, str, bytes)
 _POWERS = (operator.pow, operator.ipow)
@@ -311,7 +312,7 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: object, right: Any)
             _rely_on_operator(vm, op)
         if op in _POWERS and TracedTensor not in (a, b) and not (a in _INTEGERS and b in _INTEGERS and right >= 0):
             left, right = _in_graph(left), _in_graph(right)
-        result = vm.perform(op, (left, right), _NO_WORDS)
+        result = vm.perform(op, _counted(vm, op, left, right), _NO_WORDS)
         return settled(result) if type(result) in SYMBOLIC else result
     if a is TracedText or b is TracedText:
         return _of_text(vm, op, left, right)
@@ -364,6 +365,27 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: object, right: Any)
     plainly = view is left and other is right
     result = vm.perform(op, (view, other), _NO_WORDS) if plainly else _unlike(op, view, other, a, b)
     return left if result is view else result  # in place
+
+
+_OF_TRUTHS = frozenset({operator.add, operator.iadd, operator.mul, operator.imul})
+"""The operators of tensors that make no difference between a truth and 0 or 1, but for tensors of truths."""
+_BITWISE = frozenset({operator.and_, operator.or_, operator.xor, operator.iand, operator.ior, operator.ixor})
+
+
+def _counted(vm: Machine, op: object, left: object, right: object) -> tuple[object, object]:
+    """Operands, with truths that data decide as the integers that they are."""
+    if torch.SymBool not in (type(left), type(right)) or op in _BITWISE:
+        return left, right
+    tensors = [value for value in (left, right) if type(value) is TracedTensor]
+    if any(tensor.dtype is torch.bool or op not in _OF_TRUTHS for tensor in tensors):
+        return left, right
+    return _integer_of(vm, left), _integer_of(vm, right)
+
+
+def _integer_of(vm: Machine, value: object) -> object:
+    if not is_undecided(value):
+        return value
+    return data.number(vm.trace, cast(TracedTensor, data.as_tensor(vm.trace, value).long()))
 
 
 def _equal_by_identity(vm: Machine, left: object, right: object) -> bool | None:

@@ -32,7 +32,7 @@ from bolide.dynamo.machine.tensors import (
     outside_attributes,
     store_tensor_attribute,
 )
-from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, is_opaque, own_protocol
+from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, is_opaque, is_property, own_protocol
 from bolide.dynamo.program.sources import shown
 from bolide.dynamo.world.outside import Outside
 from bolide.tracing import TracedTensor, is_mask
@@ -121,7 +121,7 @@ def _plain_module_store(owner: Outside, name: str, value: object) -> bool:
 def default_store(vm: Machine, owner: object, cls: type, name: str, value: object) -> object:
     """`object.__setattr__`."""
     attribute = vm.world.classes.lookup(cls, name)
-    if type(attribute) is property:
+    if is_property(attribute, "__set__"):
         if attribute.fset is None:
             attribute.__set__(owner.real if type(owner) is Outside else owner, value)  # raises
         return Call(attribute.fset, [owner, value])
@@ -170,7 +170,7 @@ def delete_attribute(vm: Machine, owner: object, name: str) -> Any:
 def default_delete(vm: Machine, owner: Any, cls: type, name: str, of_module: bool = False) -> Any:
     """`object.__delattr__`, or that of an outside module, which looks among its members first."""
     attribute = vm.world.classes.lookup(cls, name)
-    if type(attribute) is property:
+    if is_property(attribute, "__delete__"):
         if attribute.fdel is None:
             attribute.__delete__(owner.real if type(owner) is Outside else owner)  # raises
         return Call(attribute.fdel, [owner])

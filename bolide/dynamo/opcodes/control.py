@@ -66,7 +66,7 @@ def _truth(vm: Machine, frame: Frame, value: Any, target: int, wanted: bool) -> 
 
 def _fork(vm: Machine, frame: Frame, value: object, target: int, wanted: bool, refused: Unsupported) -> None:
     """Both ways of a branch become parts of the graph, or guards ask which one is gone, or the branch is a break."""
-    at = frame.pc
+    at, apart = frame.pc, vm.world.symbols.history.learnt.apart
     try:
         if can_fork(vm, frame.code, at - 1):
             why = attempted(vm, frame, lambda: fork(vm, frame, value, target, wanted))
@@ -75,10 +75,12 @@ def _fork(vm: Machine, frame: Frame, value: object, target: int, wanted: bool, r
                 return
             refused.reason += f" (and no branch of the graph: {why})"
             if vm.world.program.answer(value) is not None:
-                vm.world.symbols.history.learnt.apart.add((frame.code, at - 1))  # it is captured again, with guards
+                apart[frame.code, at - 1] = str(why)  # it is captured again, with guards
             raise refused
         answer = vm.world.program.answer(value)
         if answer is None:
+            if (frame.code, at - 1) in apart:
+                refused.reason += f" (and no branch of the graph: {apart[frame.code, at - 1]})"
             raise refused
         forgive(refused)
         frame.pc = target if answer is wanted else at

@@ -24,7 +24,8 @@ from bolide.dynamo.opcodes.undo import Contents, Either, State, is_fresh, put_ba
 from bolide.dynamo.policy import is_python_class
 from bolide.dynamo.program.kinds import CONSTANT_TYPES, MISSING, ordered_keys, own_namespace, same_constant, tuple_of
 from bolide.dynamo.world.frames import Frame
-from bolide.dynamo.world.outside import Deferred, is_finalised
+from bolide.dynamo.world.inputs import Chosen
+from bolide.dynamo.world.outside import Deferred, Torn, is_finalised
 from bolide.dynamo.world.parts import Write
 from bolide.support.errors import Unsupported, forgive
 from bolide.symbolic import Expr, same_size, same_sizes
@@ -169,10 +170,11 @@ def _fork(
     refused: Unsupported | None = None
     try:
         before = State(vm)
-        for join in joins:
-            if refused is not None and vm.world.journal.ways > _MOST_WAYS:
+        last = [(joins[-1], True)] if joins[-1] != END else []  # where variables differ that may be read no more
+        for join, tears in [*((join, False) for join in joins), *last]:
+            if refused is not None and (vm.world.journal.ways > _MOST_WAYS or (tears and type(refused) is Passed)):
                 break  # the ways between would be gone again for each branch in them
-            refused = _try(vm, frame, beginnings, join, before, condition, sure)
+            refused = _try(vm, frame, beginnings, join, before, condition, sure, tears)
             if refused is None:
                 return
             forgive(refused)
@@ -194,8 +196,10 @@ def _try(
     before: State,
     condition: TracedTensor,
     sure: Sequence[TracedTensor],
+    tears: bool,
 ) -> Different | None:
-    """Join the ways at an instruction; if they differ there, everything is as before and the difference is answered."""
+    """Join the ways at an instruction; if they differ there, everything is as before and the difference is answered.
+    `tears`: variables may differ."""
     where, place = vm.trace.where, (frame.code, frame.pc - 1)
     ways: list[Way] = []
     try:
@@ -213,7 +217,7 @@ def _try(
     finally:
         vm.trace.where = where
     try:
-        _join(frame, _Merge(vm, before, ways, condition, sure), join, place)
+        _join(frame, _Merge(vm, before, ways, condition, sure), join, place, tears)
     except Different as error:
         ways[-1].undo(frame, before)
         frame.pc = place[1] + 1
@@ -319,20 +323,20 @@ def _stopping(frame: Frame, handler: Callable[..., Any], meets: bool) -> Callabl
 # ---- where the ways meet ---------------------------------------------------------------------------------------------
 
 
-def _join(frame: Frame, merge: _Merge, join: int, place: object) -> None:
+def _join(frame: Frame, merge: _Merge, join: int, place: tuple[Code, int], tears: bool) -> None:
     """Make the state of the program what it is after either way; it is now that after the second one."""
     first, second = merge.ways
     _check_writes(merge.vm, first.part, second.part)
     for merges in (False, True):
         if merges:
             merge.choose()
-        _merge_frames(merge, frame, join, first, second)
+        _merge_frames(merge, frame, join, first, second, Torn(place) if tears else None)
         _merge_holders(merge, first, second)
         _merge_writes(merge, first, second)
     merge.note_aliases(place)
 
 
-def _merge_frames(merge: _Merge, frame: Frame, join: int, first: Way, second: Way) -> None:
+def _merge_frames(merge: _Merge, frame: Frame, join: int, first: Way, second: Way, torn: Torn | None) -> None:
     code = frame.code
     if join == END:
         frame.stack[-1] = merge.value(first.end.stack[-1], second.end.stack[-1])
@@ -344,12 +348,12 @@ def _merge_frames(merge: _Merge, frame: Frame, join: int, first: Way, second: Wa
     for index, (a, b) in enumerate(zip(first.end.locals, second.end.locals)):
         if a is b:
             continue
-        if live >> index & 1:
+        if live >> index & 1 and not (torn is not None and merge.differ(index, a, b)):
             frame.locals[index] = merge.value(a, b)
         elif is_finalised(a) or is_finalised(b):
             raise merge.refused("a way of a branch leaves an object whose end can be seen")
         else:
-            frame.locals[index] = MISSING
+            frame.locals[index] = torn if torn is not None and live >> index & 1 else MISSING
 
 
 def _merge_holders(merge: _Merge, first: Way, second: Way) -> None:
@@ -386,6 +390,19 @@ class _Merge:
         self.fresh: dict[tuple[int, int], bool] = {}
         self.partners: dict[int, Any] = {}  # the new object of the other way that a new object goes with, by id
         self.merged: dict[tuple[int, int], Any] = {}
+        self.torn: dict[int, bool] = {}  # whether variables are left in states that cannot be merged
+
+    def differ(self, index: int, a: object, b: object) -> bool:
+        """Whether no value stands for both that are in a variable. What was noted to find out is forgotten then."""
+        if index not in self.torn:
+            partners, merged = dict(self.partners), dict(self.merged)
+            try:
+                self.value(a, b)
+                self.torn[index] = False
+            except Different as error:
+                forgive(error)
+                self.torn[index], self.partners, self.merged = True, partners, merged
+        return self.torn[index]
 
     def refused(self, why: str) -> Different:
         return Different(why, self.vm.where(), kind="control_flow")
@@ -641,10 +658,33 @@ class _Merge:
         pairs = list(self._aliases())
         if not pairs:
             return
+        self._tell_results()
         alive = reachable_groups(self.vm)
         for first, second in pairs:
             if second.source is not None or second.frozen or id(second) in alive:
                 self.vm.world.aliases.add(first, second, place)
+
+    def _tell_results(self) -> None:
+        """Note of results which tensors from before they may be, if there is nothing else that they may share."""
+        assert self.results is not None
+        parts = [way.part for way in self.ways]
+        flag = cast(TracedTensor, self.pred.detach().reshape(()).ne(0))
+        made = [[pair[side].group for pair in self.pairs.values()] for side in (0, 1)]
+        for key, result in self.results.items():
+            given = [
+                result
+                if part.has_made(own)
+                and len(self.vm.world.aliases.of(own.group)) == 1
+                and sum(group is own.group for group in groups) == 1
+                else own
+                for own, part, groups in zip(self.pairs[key], parts, made)
+            ]
+            older = [each for each in given if each is not result]
+            written = [outer for part in parts for outer in part.written()]
+            if older and all(
+                each._trace is self.vm.trace and not any(each is outer for outer in written) for each in older
+            ):
+                self.vm.world.aliases.told[id(result)] = Chosen(result, flag, *given)
 
     def _aliases(self) -> Iterator[tuple[AliasGroup, AliasGroup]]:
         assert self.results is not None
@@ -654,8 +694,9 @@ class _Merge:
             for key, result in self.results.items():
                 if key in unseen:
                     continue
-                own = self.pairs[key][side].group
-                for group in self.vm.world.aliases.of(own):
+                own, aliases = self.pairs[key][side].group, self.vm.world.aliases
+                before = way.part.origin(own)
+                for group in (*aliases.of(own), *(aliases.of(before) if before is not own else ())):
                     origin = way.part.origin(group)
                     if group is not own or self.pairs[key][side]._trace is not way.part or origin is not own:
                         yield result.group, origin

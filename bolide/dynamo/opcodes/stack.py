@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from bolide.dynamo.bytecode.forms import VERSION
 from bolide.dynamo.config import config
 from bolide.dynamo.library.text import format_value
@@ -22,8 +24,9 @@ from bolide.dynamo.machine.writes import delete_attribute, store_attribute
 from bolide.dynamo.program.kinds import MISSING
 from bolide.dynamo.state import is_dynamo_compiling
 from bolide.dynamo.world.frames import Frame, Generator
-from bolide.dynamo.world.outside import Deferred, Outside
+from bolide.dynamo.world.outside import Deferred, Outside, Torn
 from bolide.dynamo.world.texts import TracedText, joined
+from bolide.symbolic import is_undecided
 
 NULL: Any = type("Null", (), {"__repr__": lambda self: "<null>", "__slots__": ()})()
 
@@ -78,9 +81,12 @@ def _load_fast(vm: Machine, frame: Frame, arg: int) -> None:
     value = frame.locals[arg]
     if value is MISSING:
         raise _unbound(frame, arg)
-    if type(value) is Deferred:
+    if type(value) in _SEEN_LATE:
         value = vm.local(frame, arg)
     frame.stack.append(value)
+
+
+_SEEN_LATE = frozenset({Deferred, Torn})  # what stands in a variable until that is read
 
 
 @opcode("LOAD_FAST_AND_CLEAR")
@@ -104,6 +110,8 @@ _FROM_OUTSIDE = frozenset({Deferred, Outside})  # what stands in a variable for 
 def _delete_fast(vm: Machine, frame: Frame, arg: int) -> None:
     if frame.locals[arg] is MISSING:
         raise _unbound(frame, arg)
+    if type(frame.locals[arg]) is Torn:
+        vm.local(frame, arg)
     if type(frame.locals[arg]) in _FROM_OUTSIDE:
         vm.world.lifetimes.refuse_drop(frame.locals[arg])
     frame.locals[arg] = MISSING
@@ -488,7 +496,11 @@ def _unary_op(vm: Machine, frame: Frame, arg: Any) -> bool | None:
 
 @opcode("UNARY_NOT")
 def _unary_not(vm: Machine, frame: Frame, arg: object) -> bool | None:
-    value = operations.kept_truth(vm, frame.stack.pop())
+    value = frame.stack.pop()
+    if is_undecided(value):
+        frame.stack.append(torch.sym_not(value))  # type: ignore[no-untyped-call]
+        return None
+    value = operations.kept_truth(vm, value)
     if value is True or value is False:
         frame.stack.append(not value)
         return None

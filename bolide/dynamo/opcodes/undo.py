@@ -43,7 +43,8 @@ from bolide.dynamo.program.kinds import (
 )
 from bolide.dynamo.world.frames import Frame, Generator
 from bolide.dynamo.world.iterators import DICT_ITERATORS, REDUCIBLE, SET_ITERATOR, Stream, reduced
-from bolide.dynamo.world.outside import Deferred, Outside, is_finalised
+from bolide.dynamo.world.makers import taken
+from bolide.dynamo.world.outside import Deferred, Outside, Torn, is_finalised
 from bolide.dynamo.world.parts import Write
 from bolide.dynamo.world.rebuild import RECIPES
 from bolide.support.errors import Unsupported
@@ -53,7 +54,7 @@ from bolide.tracing.tensor import AliasGroup
 
 Contents = list[tuple[Any, Any]]
 
-_ATOMS: tuple[type, ...] = (Outside, Deferred, AliasGroup, torch.SymInt, torch.SymFloat, torch.SymBool)
+_ATOMS: tuple[type, ...] = (Outside, Deferred, Torn, AliasGroup, torch.SymInt, torch.SymFloat, torch.SymBool)
 _ATOMS += (torch.Generator, re.Match, types.MappingProxyType, numpy.generic, type(MISSING), types.TracebackType)
 _UNORDERED = (set, frozenset, collections.deque, bytearray)
 _WITH_ITEMS = (list, dict, tuple, *_UNORDERED)
@@ -350,12 +351,8 @@ class Either:
     __repr__ = __str__ = __format__ = __reduce_ex__ = __bool__ = __eq__ = __hash__ = _refuse  # type: ignore[assignment]
 
 
-def _taken(flag: object, tensor: object, number: object) -> object:
-    return tensor if flag else number
-
-
 RECIPES[Either] = lambda rebuilder, value: call_of(
-    _taken, *map(rebuilder.recipe, (value.flag, value.tensor, value.number))
+    taken, *map(rebuilder.recipe, (value.flag, value.tensor, value.number))
 )
 
 _MOVES = frozenset(

@@ -84,6 +84,13 @@ def _is_fast(encoder: Any, src: Any) -> Any:
     return not any(tensor.requires_grad for tensor in used)
 
 
+def choose(function: Program, truth: object, where_true: Given, where_false: Given) -> object:
+    """A call with a truth as an argument that the graph decides."""
+    if truth:
+        return function(*where_true[0], **where_true[1])
+    return function(*where_false[0], **where_false[1])
+
+
 def identity(value: Any) -> Any:
     return value
 
@@ -258,6 +265,7 @@ def _stacked(slices: Any) -> Any:
 
 
 Program = Callable[..., Any]
+Given = tuple[list[object], dict[str, object]]  # arguments
 Tensors = Sequence[torch.Tensor]
 
 

@@ -29,6 +29,7 @@ SourceKind = Literal[
     "apply",  # obj(base, *key): a function that changes nothing, and constants
     "member",  # key: name; an item of an instance's `__dict__`, past any `__getattribute__` of its class
     "namespace",  # that `__dict__` itself, in the same way
+    "several",  # a tuple of what is at base and at the sources in `key`
     "drawn",  # key: which of `Captured.draws` makes it
 ]
 
@@ -47,15 +48,20 @@ class Source:
     _hash: int = field(default=0, init=False, repr=False)
 
     def steps(self) -> Iterator[Source]:
-        """The path from its end to its beginning, itself first."""
+        """The path from its end to its beginning, itself first; the paths of several values one after the other."""
         step: Source | None = self
+        others: tuple[Source, ...] = ()
         while step is not None:
             yield step
+            others += step.key if step.kind == "several" else ()
             step = step.base
+        for other in others:
+            yield from other.steps()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash((self.kind, self.base, self.key, id(self.obj))))
-        if self.kind == "drawn" or (self.base is not None and self.base.is_drawn):
+        parts = (self.base, *self.key) if self.kind == "several" else (self.base,)
+        if self.kind == "drawn" or any(part is not None and part.is_drawn for part in parts):
             object.__setattr__(self, "is_drawn", True)
 
     def __hash__(self) -> int:

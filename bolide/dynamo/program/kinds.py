@@ -18,7 +18,7 @@ import types
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy
 import torch
@@ -208,6 +208,11 @@ def is_data_descriptor(kind: type) -> bool:
     """Whether objects of a class, found in another class, decide what writing an attribute does. (Attributes of objects
     in C, such as `Tensor.data`, are what they stand for.)"""
     return kind is not types.GetSetDescriptorType and (hasattr(kind, "__set__") or hasattr(kind, "__delete__"))
+
+
+def is_property(descriptor: object, hook: str = "__get__") -> TypeGuard[property]:
+    """Whether a descriptor does as a property does what `hook` says: also one of a subclass that leaves it as it is."""
+    return isinstance(descriptor, property) and getattr(type(descriptor), hook) is getattr(property, hook)
 
 
 def steering(cls: type, name: str, after: type | None = None) -> Any:

@@ -53,6 +53,8 @@ def text(source: Source) -> str:
             return f"{base}.__dict__"
         case "type":
             return f"type({base})"
+        case "several":
+            return f"({', '.join([base, *map(text, source.key)])})"
         case "apply":
             return f"{source.obj.__name__}({', '.join([base, *map(repr, source.key)])})"
         case _:
@@ -173,6 +175,8 @@ class Reader:
                 return self._namespace(source.base, base)
             case "member":
                 return f"{self._namespace(source.base, base)}[{source.key!r}]"
+            case "several":
+                return f"({', '.join([base, *map(self.read, source.key)])})"
             case "apply":
                 return f"{reference(source.obj, 'f')}({', '.join([base, *map(constant, source.key)])})"
             case "dict_value" if self.classes.get(source.base) is not dict and source.base.key not in MODULE_DICTS:

@@ -18,11 +18,11 @@ from bolide.dynamo.guards import sizes
 from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_table
 from bolide.dynamo.machine.breaking import can_require, require, supposed
 from bolide.dynamo.machine.calls import NATIVE, intercept
-from bolide.dynamo.machine.interpreter import Machine
+from bolide.dynamo.machine.interpreter import Call, Machine, polyfill
 from bolide.dynamo.machine.native_calls import recorded_as
 from bolide.dynamo.machine.stand_ins import SYMBOLIC
 from bolide.support.errors import BolideError
-from bolide.symbolic import Size, hint_of, product
+from bolide.symbolic import Size, hint_of, is_undecided, product
 from bolide.tracing import TracedFloat, TracedTensor
 from bolide.tracing.meta import number_dtype
 from bolide.tracing.numbers import data, forms
@@ -137,6 +137,9 @@ def _of_floats(function: object, formula: forms.Formula, vm: Machine, args: Args
     """Calls with floats of the graph are computed by formulas. (The parser of torch's arguments would ask for their
     values.)"""
     given = (*args, *kwargs.values())
+    truth = next(filter(is_undecided, given), None) if function in forms.DRAWING else None
+    if truth is not None:  # whether a module is trained
+        return Call(polyfill("choose"), [function, truth, *[_with(args, kwargs, truth, it) for it in (True, False)]])
     if not any(type(value) is TracedFloat for value in given):
         return NATIVE
     draws, safe = function in forms.DRAWING, function in forms.SAFE
@@ -163,6 +166,12 @@ def _of_floats(function: object, formula: forms.Formula, vm: Machine, args: Args
     return NATIVE if result is NotImplemented else result
 
 
+def _with(args: Args, kwargs: Kwargs, truth: object, known: bool) -> tuple[Args, Kwargs]:
+    """Arguments with a known truth in the place of another one."""
+    words = {name: known if value is truth else value for name, value in kwargs.items()}
+    return [known if value is truth else value for value in args], words
+
+
 def _by_name(function: object, args: Args, kwargs: Kwargs) -> tuple[Sequence[object], Mapping[str, object]]:
     """The arguments in the order of a function of Python's, with its defaults; those of others as they are given."""
     if type(function) is not types.FunctionType:
@@ -180,12 +189,13 @@ def _arange(vm: Machine, args: Args, kwargs: Kwargs) -> object:
     start, end, step = given.pop("start", 0), given.pop("end", None), given.pop("step", 1)
     numbers = (start, end, step)
     kinds = [type(number) for number in numbers]
-    made = torch.SymFloat in kinds or (torch.SymInt in kinds and float in kinds)
+    made = not {torch.SymFloat, TracedFloat}.isdisjoint(kinds) or (torch.SymInt in kinds and float in kinds)
     if not made or given.keys() - {"dtype", "device"}:
         return NATIVE
     vm.trace.where = vm.where()
-    count = math.ceil((end - start) / step) if step else 0
-    if type(count) is not torch.SymInt or not count >= 0:
+    span = end - start
+    count = math.ceil(span / step) if step and span * step >= 0 else None
+    if type(count) is not torch.SymInt:
         return NATIVE  # which raises, or asks for the values
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
 

@@ -76,7 +76,7 @@ class Classes:
         if not self.guards.first((cls, name, after)):
             return
         trusted = is_library_class(cls) and cls is not torch.Tensor
-        if trusted and type(class_attribute(cls, name, after)) not in _METHODS:
+        if trusted and not isinstance(class_attribute(cls, name, after), _METHODS):
             return
         if id(cls) in self.own:
             for base in cls.__bases__ if name not in cls.__dict__ else ():

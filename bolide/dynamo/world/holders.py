@@ -94,7 +94,7 @@ def is_state_of_class(cls: type, name: str) -> bool:
 
 def _functions_of(value: object) -> Iterator[types.FunctionType]:
     """The functions written in Python that a member of a module or class consists of."""
-    for part in (value.fget, value.fset) if type(value) is property else (value,):
+    for part in (value.fget, value.fset) if isinstance(value, property) else (value,):
         while type(part) in _WRITTEN:
             if type(part) is types.FunctionType:
                 yield part

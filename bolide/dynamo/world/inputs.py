@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -20,7 +20,7 @@ from bolide.dynamo.program.sources import text as path_of
 from bolide.dynamo.world.parts import Guards, Reading
 from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor, UserFrame
-from bolide.tracing.numbers import scalars
+from bolide.tracing.numbers import data, scalars
 from bolide.tracing.tensor import AliasGroup
 
 
@@ -33,6 +33,7 @@ class Inputs:
         self.tensors: list[torch.Tensor] = []
         self.storages: dict[int, list[AliasGroup]] = {}  # by address
         self.places: dict[int, int] = {}  # by id of a traced tensor: which input it is
+        self.placed = 0  # inputs that are in there, some of them twice (see `Trace.renew`)
         self.masked: dict[int, tuple[TracedTensor, type]] = {}  # tensors of the program's own classes, by id: and masks
         self.made: set[int] = set()  # inputs that are memory of their own: each call makes them
         self.unmasked: dict[int, tuple[torch.Tensor, Source]] = {}  # by id of a masked input: the real tensor
@@ -42,8 +43,9 @@ class Inputs:
     def place(self, tensor: object) -> int | None:
         """The index of the input that a traced tensor is, or None."""
         inputs = self.trace.inputs
-        while len(self.places) < len(inputs):
-            self.places[id(inputs[len(self.places)])] = len(self.places)
+        for place in range(self.placed, len(inputs)):
+            self.places[id(inputs[place])] = place
+        self.placed = len(inputs)
         return self.places.get(id(tensor))
 
     def given(self, place: int) -> tuple[torch.Tensor, Source]:
@@ -155,6 +157,14 @@ class Numbers:
         number = scalars.of_tensor(self.inputs.trace, self.inputs.make(source, float_tensor, real), real, (pin,), name)
         return self.world.identities.mirror(number, source)
 
+    def wrap_flag(self, real: bool, source: Source) -> bool | torch.SymBool:
+        """One of several bools that change from call to call is a truth that only the graph knows."""
+        if not self.symbols.is_flag(source, real):
+            self.world.guards.add(source, "is", real)
+            return real
+        self.world.guards.add(source, "type", bool)
+        return cast(torch.SymBool, data.number(self.inputs.trace, self.inputs.make(source, bool_tensor, real)))
+
     def name_of(self, source: Source) -> str:
         """The name of a float from outside in conditions."""
         if source not in self.floats:
@@ -197,17 +207,35 @@ class Alias(NamedTuple):
     place: tuple[Any, int]
 
 
+class Chosen(NamedTuple):
+    """The result of a branch is in eager the first tensor where `flag` is true, else the second: one of them, or both,
+    were there before; what a way has made is the result itself."""
+
+    result: TracedTensor
+    flag: TracedTensor
+    first: TracedTensor
+    second: TracedTensor
+
+
 class Aliases:
     """Which storages of the graph may be one in eager."""
 
     def __init__(self, guards: Guards, symbols: Symbols) -> None:
         self.guards, self.symbols = guards, symbols
         self.all: list[Alias] = []
+        self.told: dict[int, Chosen] = {}  # by id of a result of a branch: which tensor it is in eager
 
     def add(self, first: AliasGroup, second: AliasGroup, place: tuple[Any, int]) -> None:
         """Note that two storages may be one."""
         self.all.append(Alias(first, second, place))
         first.shared = second.shared = True
+
+    def choice(self, value: TracedTensor) -> Chosen | None:
+        """Which tensors the result of a branch may be in eager, if there is one that the program had still."""
+        told = self.told.get(id(value))
+        if told is None or value.group.version or not any(each.first is value.group for each in self.all):
+            return None
+        return told
 
     def of(self, group: AliasGroup) -> list[AliasGroup]:
         """The storage, and all that may be one with it in eager."""
@@ -221,20 +249,30 @@ class Aliases:
                 waiting += [each.first for each in self.all if each.second is at]
         return storages
 
-    def refuse(self, tensors: Iterable[TracedTensor]) -> None:
+    def refuse(self, tensors: Iterable[TracedTensor], results: bool = False) -> None:
         """Raises Unsupported where the program can see, at its end or in what it asks of `tensors`, whether two of them
-        share their memory, or one does with an input, and a branch decides about that: it is a break then."""
-        groups = {id(tensor.group): tensor.group for tensor in tensors} if self.all else {}
+        share their memory, or one does with an input, and a branch decides about that: it is a break then. Not for the
+        `results` of the program of which it is told: they are chosen when the graph has run."""
+        seen = list(tensors) if self.all else []
+        groups = {id(tensor.group): tensor.group for tensor in seen}
         for group in groups.values():
             for other in self.of(group):
-                if other is not group and (id(other) in groups or other.source is not None or other.frozen):
+                is_seen = id(other) in groups or other.source is not None or other.frozen
+                if other is not group and is_seen and not (results and self._are_told(self.of(group), seen)):
                     raise self.apart(group)
+
+    def _are_told(self, storages: list[AliasGroup], seen: list[TracedTensor]) -> bool:
+        """Whether it is known of all that may share these storages when they do: they are results of branches, and what
+        is seen of those are the results themselves."""
+        own, told = set(map(id, storages)), {id(chosen.result.group) for chosen in self.told.values()}
+        views = [tensor for tensor in seen if id(tensor.group) in told & own and id(tensor) not in self.told]
+        return not views and all(id(each.first) in told for each in self.all if id(each.first) in own)
 
     def apart(self, group: AliasGroup) -> Unsupported:
         """From now on what has made the aliases of a storage (a branch, a copy) is a break."""
         own = [id(each) for each in self.of(group)]
-        self.symbols.history.learnt.apart.update(a.place for a in self.all if id(a.first) in own)
         reason = "whether two tensors share their memory depends on data"
+        self.symbols.history.learnt.apart.update({a.place: reason for a in self.all if id(a.first) in own})
         return self.guards.refusal("control_flow", reason, "clone the tensor that a branch leaves as it is")
 
 
@@ -243,12 +281,17 @@ def float_tensor(value: float) -> torch.Tensor:
     return torch.scalar_tensor(value, dtype=torch.float64)
 
 
+def bool_tensor(value: bool) -> torch.Tensor:
+    """What a bool of the graph is."""
+    return torch.scalar_tensor(value, dtype=torch.bool)
+
+
 def source_name(source: Source) -> str:
     """A name for a graph input: the path of its source as an identifier."""
     parts: list[str] = []
     for step in source.steps():
         key = step.key[1] if step.kind == "global" else step.key
-        if step.kind not in ("object", "type") and key not in MODULE_DICTS:
+        if step.kind not in ("object", "type", "several") and key not in MODULE_DICTS:
             parts.append(type(key).__name__ if isinstance(key, (torch.Tensor, torch.nn.Module)) else str(key))
     name = re.sub(r"\W", "_", "_".join(reversed(parts)))
     return name if name not in ("", "self") else f"{name}input"  # the graph's own function has a `self`

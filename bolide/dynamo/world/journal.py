@@ -64,6 +64,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.overlays: list[Overlay] = []
+        self.touched: set[int] = set()  # the places of overlays that are written to, or that native code may change
         self.overlay_of: dict[int, Overlay] = {}  # by id of the real dict
         self.snapshots: dict[int, Snapshot] = {}  # by id of the copy
         self.cells: dict[int, Cell] = {}  # by id
@@ -88,7 +89,8 @@ class Journal:
         for stream in self.streams:
             if stream.taken:
                 yield Change(stream, None, 0, stream.taken)
-        for overlay in self.overlays:
+        for place in sorted(self.touched):
+            overlay = self.overlays[place]
             for key, value in overlay.changes():
                 yield Change(overlay, key, overlay.original.get(key, MISSING), value)
         for snapshot in self.snapshots.values():

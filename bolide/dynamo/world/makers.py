@@ -229,3 +229,8 @@ def released(value: torch.Tensor) -> Any:
     message += "already been freed): backward was called inside the compiled function, without retain_graph=True"
     with torch.enable_grad():
         return torch._C._functions.DelayedError(message, 1)(value.requires_grad_())
+
+
+def taken(flag: object, first: object, second: object) -> object:
+    """What is there after a branch, of two values."""
+    return first if flag else second

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import itertools
 import operator
 import types
 import weakref
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from bolide.dynamo.bytecode.instructions import Code
 from bolide.dynamo.program.captured import Source
 from bolide.dynamo.program.kinds import (
     CONSTANT_TYPES,
@@ -36,6 +38,9 @@ from bolide.dynamo.world.parts import Reading, Write
 from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting, is_fleeting
 
+Changes = list[tuple[object, Any]]
+"""The writes, in order, that make a dict what it is now: (key, value), or MISSING to delete."""
+
 
 @fleeting
 class Overlay:
@@ -43,11 +48,13 @@ class Overlay:
 
     `complete` is the whole dict once the program has looked at all of it (iteration, len after a write, …); before
     that, `known` holds the keys that were read or written. `original`: what a key was, to tell what has changed.
+    `place`: its place among all overlays. `changed`: what `changes` has found, up to the next write; `whole`: the keys
+    and values of a dict that was unchanged when it was completed.
     """
 
     __slots__ = (
-        *("asks", "child", "complete", "computes", "itself", "known", "measured", "moved", "original", "owner"),
-        *("real", "source", "world", "written"),
+        *("asks", "changed", "child", "complete", "computes", "itself", "known", "measured", "moved", "original"),
+        *("owner", "place", "real", "source", "whole", "world", "written"),
     )
 
     def __init__(
@@ -57,8 +64,9 @@ class Overlay:
         source: Source,
         child: Callable[[Source, Any], Source],
         owner: object,
+        place: int,
     ) -> None:
-        self.owner = owner
+        self.owner, self.place = owner, place
         self.world, self.real, self.source, self.child = world, real, source, child
         self.itself = source
         self.computes: dict[object, bool] | None = None  # of an instance: whether its class computes a name
@@ -77,6 +85,8 @@ class Overlay:
         self.known: dict[Any, Any] = {}
         self.original: dict[object, object] = {}
         self.complete: dict[object, object] | None = None
+        self.changed: Changes | None = None
+        self.whole: list[object] | None = None
         self.measured = self.written = False
         self.moved: frozenset[object] = frozenset()  # keys that were deleted and set again
 
@@ -147,7 +157,8 @@ class Overlay:
         if value is MISSING and self.original[key] is MISSING and not in_slots:  # deleting what is there is an effect
             self._guard_absence(key)
         refuse_drop(self.known.get(key, self.original[key]), self.world.guards.where)
-        self.written = True
+        self.written, self.changed = True, None
+        self.world.journal.touched.add(self.place)
         if self.world.journal.forks:
             self._note(key)
         if value is not MISSING and self.known.get(key, self.original[key]) is MISSING:
@@ -178,7 +189,7 @@ class Overlay:
         before, moved = self.known.get(key, self.original[key]), self.moved
 
         def undo() -> None:
-            self.known[key], self.moved = before, moved
+            self.known[key], self.moved, self.changed = before, moved, None
 
         now, put = functools.partial(self.get, key), functools.partial(self.set, key)
         self.world.journal.writes.append(Write((id(self), key), before, now, put, undo))
@@ -220,14 +231,28 @@ class Overlay:
                     whole[self.world.shown_key(key)] = value
             if isinstance(self.real, collections.OrderedDict):
                 whole = collections.OrderedDict(whole)
+            self.whole = None if self.written else [*whole, *whole.values()]
             self.complete = whole
+            self.world.journal.touched.add(self.place)
         return self.complete
 
-    def changes(self) -> list[tuple[object, Any]]:
+    def changes(self) -> Changes:
         """The writes, in order, that make the dict what it is now: (key, value), or MISSING to delete. A key that
         changed its place is deleted first."""
-        if not self.written and self.complete is None:
+        if self.complete is None:
+            if self.changed is None:
+                self.changed = self._changes() if self.written else []
+            return self.changed
+        now = itertools.chain(self.complete, self.complete.values())
+        if (
+            self.whole is not None
+            and 2 * len(self.complete) == len(self.whole)
+            and all(map(operator.is_, now, self.whole))
+        ):
             return []
+        return self._changes()
+
+    def _changes(self) -> Changes:
         final, moved, out = self.known, self.moved, []
         if self.complete is not None:
             final = {self.world.real_key(key): value for key, value in self.complete.items()}
@@ -474,6 +499,16 @@ class Deferred:
         self.real, self.source = real, source
 
 
+class Torn:
+    """A local variable that the ways of a branch, the instruction `place`, leave in states between which no graph can
+    choose. It is not read; if it is, the branch is a break."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, place: tuple[Code, int]) -> None:
+        self.place = place
+
+
 _FINALISED = frozenset({Generator, types.GeneratorType})  # to drop them earlier than CPython does could be seen
 _REFERRED_TO = (type, torch.Tensor)  # libraries refer to them weakly
 _HOLDERS = frozenset({list, tuple, set, frozenset, collections.deque})
@@ -550,7 +585,7 @@ class Snapshot:
         """Whether the program has changed the copy."""
         if isinstance(self.copy, set):
             return any(self.differences())
-        return len(self.before) != len(self.copy) or any(a is not b for a, b in zip(self.before, self.copy))
+        return len(self.before) != len(self.copy) or not all(map(operator.is_, self.before, self.copy))
 
     def gone(self) -> list[object]:
         """What is no longer in it."""

@@ -127,6 +127,7 @@ class Notes(Protocol):
     """The journal of writes (`journal.Journal`), as those who write ask for it."""
 
     forks: int
+    touched: set[int]
     writes: list[Write]
 
     @property

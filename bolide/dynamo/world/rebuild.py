@@ -79,10 +79,11 @@ from bolide.dynamo.world.makers import (
     refill,
     released,
     state_of,
+    taken,
     weak_container,
     with_state,
 )
-from bolide.dynamo.world.outside import Cell, Deferred, Grown, Outside, Overlay, items_of
+from bolide.dynamo.world.outside import Cell, Deferred, Grown, Outside, Overlay, Torn, items_of
 from bolide.dynamo.world.world import World
 from bolide.support.errors import Unsupported
 from bolide.symbolic import Ratio
@@ -152,6 +153,8 @@ class Rebuilder:
         cls = type(value)
         if cls is Deferred:
             return Recipe("source", value.source)
+        if cls is Torn:
+            raise self.world.torn(value)
         if self.world.classes.own:
             self._check_class(self.world.classes.own.get(id(value)) or self.world.classes.own.get(id(cls)))
         mirror = self.world.identities.mirrors.get(id(value))
@@ -347,10 +350,18 @@ class Rebuilder:
             return Recipe("source", source)
         if id(value) in self.world.inputs.masked:
             return RECIPES[TracedTensor](self, value)  # type: ignore[return-value]
-        recipe = self.plain_tensor(value)
+        recipe = self._chosen(value) or self.plain_tensor(value)
         if value.attributes or (value.is_leaf and value.grad is not None):
             self.unfilled.append((value, TracedTensor, recipe))
         return recipe
+
+    def _chosen(self, value: TracedTensor) -> Recipe | None:
+        """The result of a branch that may be a tensor from before."""
+        told = self.world.aliases.choice(value) if self.ends else None  # behind a break it may be written to
+        if told is None:
+            return None
+        ways = [self.plain_tensor(each) if each is value else self.recipe(each) for each in (told.first, told.second)]
+        return call_of(taken, self.recipe(told.flag), *ways)
 
     def plain_tensor(self, value: TracedTensor) -> Recipe:
         """A tensor that the program has made, as one of torch's own classes."""

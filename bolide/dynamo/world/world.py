@@ -43,11 +43,13 @@ from bolide.dynamo.world.outside import (
     Deferred,
     Outside,
     Overlay,
+    Torn,
     attribute_source,
     is_finalised,
     method_of_c,
 )
 from bolide.dynamo.world.parts import Guards, Identities, RunningProgram, Seen
+from bolide.support.errors import Unsupported
 from bolide.tracing import Trace, TracedTensor, UserFrame
 
 Wrapper = Callable[["World", Any, Source], Any]
@@ -117,9 +119,17 @@ class World:
         """What a dict of the outside is for the program: one overlay for each dict."""
         overlay = self.journal.overlay_of.get(id(real))  # an object and its `__dict__` may come from different places
         if overlay is None:
-            overlay = self.journal.overlay_of[id(real)] = Overlay(self, real, source, child, owner)
+            overlay = self.journal.overlay_of[id(real)] = Overlay(
+                self, real, source, child, owner, len(self.journal.overlays)
+            )
             self.journal.overlays.append(overlay)
         return overlay
+
+    def torn(self, variable: Torn) -> Unsupported:
+        """The program needs a variable that a branch has left in two states: that is a break from now on."""
+        reason = "a variable is read that the ways of a branch leave differently"
+        self.symbols.history.learnt.apart[variable.place] = reason
+        return self.guards.refusal("control_flow", reason)
 
     def real_of(self, value: object) -> tuple[object, Source] | None:
         """The outside object, tensor or container that a value stands for, and where it was found; None for others."""
@@ -202,6 +212,8 @@ class World:
             return self.numbers.wrap_int(real, source)
         if cls is float:
             return self._alone(self.numbers.wrap_float, real, source)
+        if cls is bool:
+            return self._alone(self.numbers.wrap_flag, real, source)
         whole = cls in CONSTANT_TYPES and cls not in _BY_PARTS
         if cls is str and (text := WRAPPERS[str](self, real, source)) is not None:
             return text

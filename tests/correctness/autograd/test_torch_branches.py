@@ -444,7 +444,7 @@ def the_same_object(x: Tensor, w: Tensor) -> Any:
     return (z * 2) if z is y else (z * 3)
 
 
-@broken
+@whole
 def an_input_that_is_returned(x: Tensor, w: Tensor) -> Any:
     if x.sum() > 0:
         x = x * 2

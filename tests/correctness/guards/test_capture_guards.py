@@ -250,7 +250,7 @@ def test_global_modes_are_put_back_when_capture_stops() -> None:
     [
         (lambda x: print(x), "print"),
         (lambda x: x * 2 if x.item() > 0 else x.item(), "data of a tensor"),
-        (lambda x: x if x.sum() > 0 else -x, "data of a tensor"),
+        (lambda x: x if x.sum() > 0 else [-x], "data of a tensor"),
         (lambda x: [x, -x][random.randrange(2)], "differs from call to call"),
         (lambda x: time.time() * x, "differs from call to call"),
         (lambda x: x.data_ptr(), "data_ptr"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributions as D
 
 import bolide
 from tests.object_tools import describe
@@ -297,3 +298,108 @@ def test_an_object_whose_attributes_are_a_dict_from_outside_breaks_at_that_line(
         return seen
 
     check_whole(run, versions=2, breaks=5)
+
+
+class Documented(property):
+    """A property that knows more than one."""
+
+    unit: str = ""
+
+    def __call__(self, getter: Callable[..., Any]) -> Documented:
+        return type(self)(getter)
+
+
+class Doubled(property):
+    def __get__(self, owner: Any, cls: Any = None) -> Any:
+        return self if owner is None else super().__get__(owner, cls) * 2
+
+
+class Clamped(property):
+    def __set__(self, owner: Any, value: Any) -> None:
+        super().__set__(owner, value.clamp(-1, 1))
+
+
+class Kinds(type):
+    @Documented
+    def kind(cls) -> int:
+        return len(cls.__name__)
+
+
+class Measured(metaclass=Kinds):
+    def __init__(self) -> None:
+        self.scale = torch.ones(2)
+
+    @Documented()
+    def half(self) -> torch.Tensor:
+        return self.scale / 2
+
+    @half.setter
+    def half(self, value: torch.Tensor) -> None:
+        self.scale = value * 2
+
+    @half.deleter
+    def half(self) -> None:
+        self.scale = -self.scale
+
+    @Doubled
+    def double(self) -> torch.Tensor:
+        return self.scale
+
+    clamped = Clamped(lambda self: self.scale, lambda self, value: setattr(self, "scale", value))
+
+
+class MeasuredBelow(Measured):
+    @Documented
+    def half(self) -> torch.Tensor:
+        return super().half + super().double
+
+
+def _deleted(o: Measured, x: torch.Tensor) -> torch.Tensor:
+    del o.half
+    return o.scale
+
+
+PROPERTIES: dict[str, Callable[[Measured, torch.Tensor], Any]] = {
+    "read": lambda o, x: (o.half, o.double, o.clamped),
+    "written": lambda o, x: (setattr(o, "half", x.sum(0)), o.scale, o.half),
+    "written by its own method": lambda o, x: (setattr(o, "clamped", x.sum(0) * 3), o.scale),
+    "deleted": _deleted,
+    "without a setter": lambda o, x: setattr(o, "double", x),
+    "of the class": lambda o, x: (type(o).kind, isinstance(Measured.half, property), Measured.half.unit),
+}
+OWN_HOOKS = ("read", "written by its own method")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("cls", [Measured, MeasuredBelow])
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_subclasses_of_property(name: str, cls: type[Measured], inside: bool) -> None:
+    def program(compile: Any) -> Any:
+        owner, seen = cls(), []
+
+        def use(x: torch.Tensor) -> Any:
+            own = cls() if inside else owner
+            try:
+                return PROPERTIES[name](own, x), own.scale * x
+            except AttributeError as error:
+                return str(error), own.scale * x
+
+        fast = compile(use)
+        for rows in (3, 4, 5):
+            seen.append(fast(torch.randn(rows, 2)))
+        return seen, owner
+
+    check_whole(program, breaks=9 if name in OWN_HOOKS else 0)
+
+
+@pytest.mark.parametrize("validate", [False, True])
+def test_supports_of_distributions_from_outside(validate: bool) -> None:
+    """They are properties of a class of torch's own."""
+
+    def program(compile: Any) -> Any:
+        made = D.Independent(D.Uniform(torch.zeros(1), torch.ones(1)), 0, validate_args=validate)
+        mixed = D.MixtureSameFamily(D.Categorical(torch.ones(3)), D.Normal(torch.arange(3.0), 1.0))
+        fast = compile(lambda x: (made.log_prob(x), mixed.log_prob(x), made.support.check(x)))
+        return [fast(torch.rand(n) * 0.9 + 0.05) for n in (5, 6, 7)]
+
+    check_whole(program)

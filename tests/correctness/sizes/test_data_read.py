@@ -291,8 +291,25 @@ def test_a_random_number_is_compared_with_one_out_of_its_range(probability: floa
 
 @pytest.mark.parametrize("probability", [0.5, float("nan"), 1e-30])
 def test_a_random_number_in_its_range_is_data(probability: float) -> None:
+    """Nothing is known of it: what is returned may be x itself."""
+    compiled, told = bolide.compile(dropping_layers, backend="eager", fullgraph=True), []
+    x = torch.randn(4)
+    with torch.random.fork_rng(), events.subscribed(told.append):
+        for seed in range(8):
+            torch.manual_seed(seed)
+            expected, state = dropping_layers(x, probability), torch.get_rng_state()
+            torch.manual_seed(seed)
+            result = compiled(x, probability)
+            assert torch.equal(result, expected) and torch.equal(torch.get_rng_state(), state)
+            assert (result is x) == (expected is x)
+    (graph,) = [event.graph.graph for event in told if isinstance(event, events.Graph)]
+    assert sum(str(node.target) == "cond" for node in graph.nodes) == 3
+
+    def program(x: torch.Tensor) -> Any:
+        return [x] if torch.rand([]) < probability else x
+
     with pytest.raises(Unsupported, match="depends on the data"):
-        bolide.compile(dropping_layers, backend="eager", fullgraph=True)(torch.randn(4), probability)
+        bolide.compile(program, backend="eager", fullgraph=True)(x)
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])

@@ -350,6 +350,57 @@ def test_numbers_computed_of_two_sizes_are_guarded(dynamic: bool | None) -> None
     assert len(compiled._bolide.entries) <= len(set(calls))
 
 
+def kept(x: Any, y: Any, ratio: float, k: int) -> Any:
+    keep = max(1, int(len(x) * ratio))
+    return x[:keep].sum(0), x[keep:], x.topk(math.ceil(keep / 2), 0).values, y[: round(len(y) / k)] * keep
+
+
+def scaled(x: Any, y: Any, ratio: float, k: int) -> Any:
+    size = int(len(x) * ratio * 2), int(len(y) * ratio * 2)
+    rows = x.new_zeros(math.floor(len(y) * ratio), 2) + x.mean()
+    return F.interpolate(x[None, None], size, mode="bilinear"), rows, x * round(k / ratio, 1) + math.hypot(k, len(y))
+
+
+def spread(x: Any, y: Any, ratio: float, k: int) -> Any:
+    start = ratio * 3
+    places = torch.arange(start, start + len(x) + 0.5, 1 + ratio / k)
+    whole = torch.arange(0, k, ratio, dtype=torch.float64), torch.arange(k, 0, -ratio / 2)
+    return places[:, None] * x[: len(places), :1].sum(), whole, x.new_ones(max(len(x) ** 2 % (len(y) + k), 2)) * y.sum()
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("program", [kept, scaled, spread], ids=lambda program: program.__name__)
+def test_numbers_computed_of_sizes_and_floats_from_several_places(program: Any, dynamic: bool | None) -> None:
+    """Found as arguments, and in what is passed on behind a break."""
+
+    def behind(held: dict[str, Any], *rest: Any) -> Any:
+        bolide.graph_break()
+        return program(held["x"], held["y"], *rest)
+
+    compiled, late, made = bolide.compile(program, dynamic=dynamic), bolide.compile(behind, dynamic=dynamic), 0
+    sizes = zip(random.sample(range(12, 30), 6), random.sample(range(30, 60), 6), random.sample(range(3, 9), 6))
+    for n, m, k in sizes:
+        ratio = random.uniform(0.3, 0.7)
+        x, y = torch.randn(n, 3, dtype=torch.float64), torch.randn(m, dtype=torch.float64)
+        told: list[Any] = []
+        with events.subscribed(told.append):
+            seen = [_differentiated(compiled, x, y, ratio, k)]
+        made += len([event for event in told if type(event) is events.Installed])
+        assert not [event for event in told if type(event) in (events.Break, events.Fallback)]
+        seen.append(_differentiated(lambda x, y, *rest: late({"x": x, "y": y}, *rest), x, y, ratio, k))
+        for found in seen:
+            torch.testing.assert_close(found, _differentiated(program, x, y, ratio, k), rtol=1e-5, atol=1e-5)
+    assert made <= 2
+    assert sum(len(point.entries) for point in late._bolide.points.values()) <= 3
+
+
+def _differentiated(function: Callable[..., Any], x: Any, y: Any, *rest: Any) -> Any:
+    x, y = (value.clone().requires_grad_() for value in (x, y))
+    result = function(x, y, *rest)
+    sum(part.square().sum() for part in tree_leaves(result) if part.requires_grad).backward()
+    return result, x.grad, y.grad
+
+
 def test_what_kernels_are_asked_is_not_in_the_graph() -> None:
     """The sizes of a range between floats are found by asking torch's kernels with other sizes."""
     graphs: list[torch.fx.Graph] = []

@@ -504,6 +504,28 @@ def test_sympy_stays_out() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def broadcast(x: torch.Tensor, y: torch.Tensor) -> object:
+    losses = F.mse_loss(x, y), F.l1_loss(x, y), F.huber_loss(x, y), F.smooth_l1_loss(x, y[:1].expand_as(x))
+    rows, other = torch.broadcast_tensors(x, y[:1])
+    return sum(losses), rows is x, rows * other, other.stride()
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_broadcast_tensors_of_changing_sizes_leaves_sympy_out(dynamic: bool | None, monkeypatch) -> None:
+    """torch's own formula imports sympy, which takes longer than compiling; losses begin with this operation."""
+    name = "torch.fx.experimental.symbolic_shapes"
+    compiled = bolide.compile(broadcast, fullgraph=True, dynamic=dynamic)
+    for n in (3, 5, 2):
+        x, y = torch.randn(n, 4, requires_grad=True), torch.randn(n, 4)
+        expected = broadcast(x, y)
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, None)  # an import raises
+            found = compiled(x, y)
+        same(found, expected)
+        same(torch.autograd.grad(found[0], x), torch.autograd.grad(expected[0], x))
+    assert versions(compiled) <= 2
+
+
 def test_division_by_a_number_that_becomes_zero_raises_pythons_error():
     def program(x, n):
         return x + 7 // n, 7 % max(n, 1)

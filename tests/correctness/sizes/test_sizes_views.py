@@ -310,3 +310,34 @@ def test_parts_of_other_layouts_are_other_versions(dynamic: bool | None) -> None
                 expected, found = program(x, w), compiled(x, w)
             torch.testing.assert_close(found, expected, msg=partial("{}: {}".format, (rows, strides)))
             assert [y.stride() for y in found] == [y.stride() for y in expected], (rows, strides)
+
+
+def images(channels: int, step: int, *last: int, dtype: torch.dtype) -> list[T]:
+    """Images that differ in all sizes; their memory has gaps where `step` is more than one."""
+    sizes = zip(*(random.sample(range(2, 30), 5) for _ in range(3)))
+    made = [torch.randn(n, channels, 2 * h * step, 2 * w, *last, dtype=dtype)[:, :, ::step] for n, h, w in sizes]
+    return [each.requires_grad_(dtype != torch.float32) for each in made]
+
+
+OTHER_ELEMENTS: dict[str, tuple[Callable[[T], T], dict[str, Any]]] = {
+    "real part": (lambda z: z.real.relu(), {"dtype": torch.complex128}),
+    "imaginary part": (lambda z: z.imag.relu(), {"dtype": torch.complex128}),
+    "as real": (lambda z: torch.view_as_real(z)[..., 1].relu(), {"dtype": torch.complex128}),
+    "as complex": (lambda x: torch.view_as_complex(x).abs(), {"last": (2,)}),
+    "larger elements": (lambda x: x.view(torch.int64) + 1, {"dtype": torch.float32}),
+    "smaller elements": (lambda x: x.view(torch.int16) + 1, {"dtype": torch.float32}),
+}
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", OTHER_ELEMENTS)
+def test_views_of_other_elements(name: str, channels: int, step: int) -> None:
+    """One version for all sizes, also where a stride is a symbol of its own: that of the only channel."""
+    program, options = OTHER_ELEMENTS[name]
+    calls = images(channels, step, *options.get("last", ()), dtype=options.get("dtype", torch.float64))
+    told: list[events.Event] = []
+    with events.subscribed(told.append):
+        agree(program, [(each,) for each in calls])
+    assert sum(isinstance(event, events.Captured) for event in told) <= 2
+    assert not [event for event in told if isinstance(event, (events.Break, events.Specialised))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from typing import Any
 
 import pytest
@@ -259,3 +260,53 @@ def test_what_parameters_were_is_kept_and_put_back() -> None:
         for p in ours.parameters():
             assert p.data_ptr() == optimizer.state[p]["old"].data_ptr()
     assert versions == [1, 1, 1, 0, 0]  # the first has no state yet
+
+
+def _random_statements(count: int) -> list[tuple[str, int, int]]:
+    kinds = ("read", "assign", "assign", "in place", "of new")
+    return [(random.choice(kinds), *random.sample(range(8), 2)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kept_grad", [False, True])
+def test_data_assigned_in_any_order(backend: str, kept_grad: bool) -> None:
+    """Tensors become inputs in front of others whose data is assigned, and behind: each assignment reaches its own."""
+    statements = _random_statements(random.randrange(6, 20))
+    print(statements)
+
+    def make() -> tuple[Any, list[nn.Parameter]]:
+        torch.manual_seed(3)
+        first, second = (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)) for _ in range(2))
+        second.requires_grad_(kept_grad)
+        places = [(net, at, name) for net in (second, first) for name in ("weight", "bias") for at in range(3)][:8]
+
+        def program(x: torch.Tensor) -> Any:
+            def at(place: int) -> Any:
+                net, layer, name = places[place]
+                return getattr(net[layer], name)
+
+            seen = [first(x)] if statements[0][0] == "read" else []
+            with torch.no_grad():
+                for kind, i, j in statements:
+                    if kind == "read":
+                        seen.append(at(i).sum())
+                    elif kind == "assign" and at(i).shape == at(j).shape:
+                        at(i).data = at(i).data * 0.9 + at(j).data * 0.1
+                    elif kind == "in place":
+                        at(i).data.mul_(0.5)
+                    else:
+                        at(i).data = torch.full_like(at(i), 0.25) + x.mean()
+            return seen, second(x)
+
+        return program, [*first.parameters(), *second.parameters()]
+
+    (eager, theirs), (program, ours) = make(), make()
+    compiled = bolide.compile(program, backend=backend)
+    for rows in (3, 4, 5):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(compiled(x), eager(x))
+        torch.testing.assert_close(ours, theirs)
+        for mine, other in zip(ours, theirs):
+            step = torch.randn_like(mine)
+            mine.data.add_(step)
+            other.data.add_(step)

@@ -11,6 +11,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -405,17 +406,7 @@ def test_random_programs_on_detections(group: int) -> None:
 
 
 if __name__ == "__main__":
-    import warnings
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from sweep_tools import by_hand
 
-    warnings.simplefilter("ignore")
-    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    faults = 0
-    for number in range(first, first + int(sys.argv[1])):
-        try:
-            fault = wrong(number)
-        except Exception as error:
-            fault = f"seed {number}: {type(error).__name__}: {error}"
-        if fault:
-            faults += 1
-            print(fault, flush=True)
-    print(f"{faults} of {sys.argv[1]} differ")
+    by_hand(wrong)
