@@ -2,6 +2,8 @@
 
 Every model and mode is measured in a process of its own, the compilers in turn (see `worker.interleaved`), after a
 check of correctness. The number of threads changes at run time, as a server's may: nothing is compiled for one number.
+(torch.compile writes the number at compile time into its kernels; to be fair to it, ask for one number at a time.)
+With `--jobs N` so many processes first fill caches on disk at once, as torch.compile needs minutes for a model.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import click
@@ -37,23 +41,37 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(count)
         for step in steps.values():
             step()
-        times[count] = interleaved(steps, spec["rounds"], spec["seconds"])[0]
+        clock = time.process_time if spec["processor"] else time.perf_counter
+        times[count] = interleaved(steps, spec["rounds"], spec["seconds"], clock)[0]
     return {"ms": times, "failed": failed}
 
 
-def measured(spec: dict[str, Any], limit: float) -> dict[str, Any]:
-    """`measure` in a fresh process; a failure is a result with the key ``error``."""
-    with tempfile.TemporaryDirectory() as cache:
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.threads", "--one", json.dumps(spec)]
-        env = environment("threads", cache)
-        try:
-            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit)
-        except subprocess.TimeoutExpired:
-            return {"error": f"no result after {limit:.0f} s"}
+def measured(spec: dict[str, Any], limit: float, cache: str) -> dict[str, Any]:
+    """`measure` in a fresh process with a folder for caches; a failure is a result with the key ``error``."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.threads", "--one", json.dumps(spec)]
+    env = {**environment("threads", cache), "OMP_NUM_THREADS": str(spec["compiled_with"])}
+    if not spec["threads"]:
+        env |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # one of many processes
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return {"error": f"no result after {limit:.0f} s"}
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or ["?"])[-1][:200]}
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
+
+
+def fill_caches(specs: dict[str, dict[str, Any]], jobs: int, limit: float, caches: str) -> None:
+    """Lets every specification's compilers compile once, so many at a time; what fails fails again when measured."""
+    with ThreadPoolExecutor(jobs) as pool:
+        filled = {
+            label: pool.submit(measured, {**spec, "threads": []}, limit, f"{caches}/{label}")
+            for label, spec in specs.items()
+        }
+        for label, result in filled.items():
+            if "error" in result.result():
+                print(f"{label} is not compiled: {result.result()['error']}", file=sys.stderr, flush=True)
 
 
 def row(label: str, result: dict[str, Any]) -> tuple[str, dict[str, dict[str, float]]]:
@@ -84,11 +102,13 @@ def mean(ratios: list[float]) -> float:
 @click.option("--scale", default="small")
 @click.option("--dtype", default="float32")
 @click.option("--freezing", is_flag=True, help="Parameters are constants, for both compilers; inference only.")
+@click.option("--processor", is_flag=True, help="Processor time instead: for one thread beside other work.")
 @click.option("--rounds", default=7)
 @click.option("--seconds", default=0.7, help="For each compiler and number of threads.")
 @click.option("--limit", default=300.0, help="Seconds for one model and mode.")
+@click.option("--jobs", default=0, help="So many processes compile everything first.")
 @click.option("--one", default="", hidden=True)
-def main(one: str, models: str, modes: str, threads: str, limit: float, **options: Any) -> None:
+def main(one: str, models: str, modes: str, threads: str, limit: float, jobs: int, **options: Any) -> None:
     if one:
         print(json.dumps(measure(json.loads(one))))
         return
@@ -97,15 +117,22 @@ def main(one: str, models: str, modes: str, threads: str, limit: float, **option
     others = ", ".join(name for name in compilers if name != "bolide")
     print(f"| model | {' | '.join(f'{n} threads: × {others}' for n in counts)} |", flush=True)
     print("| --- |" + " --- |" * len(counts))
+    names = BUILDERS if models == "all" else models.split(",")
+    given = {**options, "threads": counts, "compilers": compilers, "compiled_with": max(counts)}
+    specs = {
+        f"{model}-{mode}": {**given, "model": model, "mode": mode}
+        for mode in (["inference"] if options["freezing"] else modes.split(","))
+        for model in names
+    }
     every: dict[str, dict[str, list[float]]] = {}
-    for model in BUILDERS if models == "all" else models.split(","):
-        for mode in ["inference"] if options["freezing"] else modes.split(","):
-            spec = {**options, "model": model, "mode": mode, "threads": counts, "compilers": compilers}
-            line, ratios = row(f"{model} {mode}", measured(spec, limit))
+    with tempfile.TemporaryDirectory() as caches:
+        fill_caches(specs if jobs else {}, max(jobs, 1), limit, caches)
+        for label, spec in specs.items():
+            line, ratios = row(label.replace("-", " "), measured(spec, limit, f"{caches}/{label}"))
             print(line, flush=True)
             for count, by_name in ratios.items():
                 for ratio in [min(by_name.values())] if by_name else []:
-                    every.setdefault(mode, {}).setdefault(count, []).append(ratio)
+                    every.setdefault(spec["mode"], {}).setdefault(count, []).append(ratio)
     for mode, by_count in every.items():
         cells = " | ".join(f"{mean(r):.2f} (least {min(r):.2f})" for r in by_count.values())
         print(f"| **the better, geometric mean, {mode}** | {cells} |")

@@ -200,25 +200,27 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or ["(no message)"])[0][:300]
 
 
-def interleaved(steps: dict[str, Step], rounds: int, seconds: float) -> tuple[dict[str, float], dict[str, list[float]]]:
+def interleaved(
+    steps: dict[str, Step], rounds: int, seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Times the steps in turn, each round in another order; gives the median per step in ms, and every round's mean."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
     repeats = {}
     for name in names:
-        begin = time.perf_counter()
+        begin = clock()
         steps[name]()
-        repeats[name] = max(1, math.ceil(seconds / rounds / max(time.perf_counter() - begin, 1e-9)))
+        repeats[name] = max(1, math.ceil(seconds / rounds / max(clock() - begin, 1e-9)))
         for _ in range(min(repeats[name] * 2, WARM_UP)):
             steps[name]()
     gc.collect()
     for i in range(rounds):
         for name in names[i % len(names) :] + names[: i % len(names)]:
             step, n = steps[name], repeats[name]
-            begin = time.perf_counter()
+            begin = clock()
             for _ in range(n):
                 step()
-            times[name].append((time.perf_counter() - begin) / n * 1e3)
+            times[name].append((clock() - begin) / n * 1e3)
     return {name: statistics.median(ts) for name, ts in times.items()}, times
 
 
