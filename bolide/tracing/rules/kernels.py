@@ -40,6 +40,8 @@ _FAKE_QUANTISING = (
 )
 _CHECKING = frozenset({"_embedding_bag", "_embedding_bag_forward_only", *_FAKE_QUANTISING})
 """Private parts of operations whose kernels check for themselves that sizes fit."""
+_HALVING = frozenset({"glu_backward"})
+"""Kernels whose operands' sizes differ, so that none go together that have two elements a side."""
 _NUMBERS = (int, float, complex, bool, str, torch.dtype)
 _SMALL = 1 << 12
 _MOST_DIMS = 16
@@ -165,7 +167,7 @@ def is_chosen_by_size(func: OpOverload) -> bool:
 def _is_told_sizes(func: OpOverload) -> bool:
     """Whether what tensors of other sizes are refused says nothing of these."""
     told = (arg for arg in func._schema.arguments if "int" in str(arg.type) and arg.name not in _NO_SIZES)
-    return any(told) or is_chosen_by_size(func)
+    return any(told) or is_chosen_by_size(func) or func._opname in _HALVING
 
 
 def _ask(func: OpOverload, args: list[Any], kwargs: dict[str, Any], whole: bool, trusted: bool) -> Exception | None:

@@ -149,6 +149,17 @@ def _log_sigmoid_backward(grad: TensorMeta, x: TensorMeta, buffer: TensorMeta) -
     return laid_out_like(grad)
 
 
+@rule("_prelu_kernel")
+def _prelu(x: TensorMeta, weight: TensorMeta) -> TensorMeta:
+    return laid_out_like(x)
+
+
+@rule("_prelu_kernel_backward")
+def _prelu_backward(grad: TensorMeta, x: TensorMeta, weight: TensorMeta) -> tuple[TensorMeta, TensorMeta]:
+    result = elementwise([x, weight, grad], x.dtype)
+    return result, result
+
+
 @rule("div.Tensor_mode", "div.Scalar_mode")
 def _div_mode(a: TensorMeta, b: object, *, rounding_mode: str | None) -> TensorMeta:
     common = result_type((a, b))

@@ -220,6 +220,18 @@ def _nll_loss2d_backward(grad: TensorMeta, x: TensorMeta, *_: object) -> TensorM
     return made
 
 
+@rule("binary_cross_entropy")
+def _binary_cross_entropy(
+    x: TensorMeta, target: TensorMeta, weight: TensorMeta | None = None, reduction: int = 1
+) -> TensorMeta:
+    return laid_out_like(x) if reduction == 0 else fresh((), x.dtype, x.device)
+
+
+@rule("binary_cross_entropy_backward")
+def _binary_cross_entropy_backward(grad: TensorMeta, x: TensorMeta, *_: object) -> TensorMeta:
+    return laid_out_like(x)
+
+
 @rule("mse_loss", "smooth_l1_loss")
 def _promoted_loss(x: TensorMeta, target: TensorMeta, reduction: int = 1, *_: object) -> TensorMeta:
     return _elementwise_loss(x, target, reduction, result_type([x, target]))

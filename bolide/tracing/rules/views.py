@@ -475,3 +475,8 @@ def _glu(x: TensorMeta, dim: int = -1) -> TensorMeta:
     require(x.shape[dim] % 2 == 0, f"Halving dimension must be even, but dimension {dim} is size {x.shape[dim]}")
     shape = (*x.shape[:dim], x.shape[dim] // 2, *x.shape[dim + 1 :])
     return TensorMeta(shape, result_strides(shape, [x._replace(shape=shape)]), 0, x.dtype, x.device)
+
+
+@rule("glu_backward")
+def _glu_backward(grad: TensorMeta, x: TensorMeta, dim: int) -> TensorMeta:
+    return row_major(x)

@@ -526,6 +526,41 @@ def test_broadcast_tensors_of_changing_sizes_leaves_sympy_out(dynamic: bool | No
     assert versions(compiled) <= 2
 
 
+COMMON = {
+    "prelu": lambda x: F.prelu(x, x.detach()[0, :, 0, 0].sigmoid()),
+    "prelu_of_one": lambda x: F.prelu(x, x[0, 0, 0, :1].sigmoid()),
+    "glu": lambda x: F.glu(torch.cat([x, x.cos()], 1), 1)[..., :3] + F.glu(x, -1),
+    "loss": lambda x: F.binary_cross_entropy(x.sigmoid(), x.detach().flip(1).sigmoid()),
+    "losses": lambda x: F.binary_cross_entropy(x.sigmoid(), x.detach().cos().sigmoid(), reduction="none"),
+}
+LAID_OUT = {
+    "rows": lambda n: torch.randn(n, 4, n + 1, 6),
+    "columns": lambda n: torch.randn(n + 1, n, 4, 6).permute(1, 2, 0, 3),
+    "channels_last": lambda n: torch.randn(n, n + 1, 6, 4).permute(0, 3, 1, 2),
+    "part": lambda n: torch.randn(n, 4, n + 3, 12)[:, :, 1:-1, ::2],
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("layout", LAID_OUT)
+@pytest.mark.parametrize("name", COMMON)
+def test_common_functions_of_changing_sizes_leave_sympy_out(name: str, layout: str, monkeypatch) -> None:
+    """Shapes and strides are known by rule, of gradients as well, and no kernel is asked that would warn."""
+    function = COMMON[name]
+    compiled = bolide.compile(lambda x: function(x), fullgraph=True)
+    for n in (3, 5, 2):
+        x = LAID_OUT[layout](n).requires_grad_()
+        expected = function(x)
+        tangent = torch.randn_like(expected)
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "sympy", None)  # an import raises
+            found = compiled(x)
+            (grad,) = torch.autograd.grad(found, x, tangent)
+        same(found, expected)
+        same(grad, *torch.autograd.grad(expected, x, tangent))
+    assert versions(compiled) <= 2
+
+
 def test_division_by_a_number_that_becomes_zero_raises_pythons_error():
     def program(x, n):
         return x + 7 // n, 7 % max(n, 1)
