@@ -99,7 +99,7 @@ class DynamoConfig(Config):
     dead_code_elimination: bool = option(True, "Drop operations whose results nothing needs.")
     cache_size_limit: int = option(
         8,
-        "Most compiled versions of one function; then it is no longer compiled anew. Also called recompile_limit.",
+        "Most versions of one function; then most calls that none fits run in eager. Also called recompile_limit.",
         compiled=False,
     )
     accumulated_cache_size_limit: int = option(

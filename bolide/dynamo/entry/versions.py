@@ -119,6 +119,8 @@ recorder: Callable[..., None] | None = None
 there is one. `bolide` sets it, as the code is that of `debug`."""
 
 _PATIENCE = 4  # calls that are made again in eager before data are no symbols any more
+_PHASE = 32  # calls in eager, once the limit is reached, before an entry makes room for another one,
+_SHARE = 1 / 20  # and the share of time that making new ones may take
 
 
 class Versions(ABC):
@@ -163,6 +165,8 @@ class Versions(ABC):
         self._warned: set[str] = set()
         self._refused: Counter[object] = Counter()  # how often nothing was made for tensors that cannot be inputs
         self._made_again = 0  # how many calls were made again in eager
+        self._left = 0  # calls in eager before an entry makes room, once the limit is reached
+        self._newest = (0.0, 0.0)  # when the last entry was made, and in how many seconds
 
     @abstractmethod
     def enter(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
@@ -265,10 +269,25 @@ class Versions(ABC):
         """Whether a call that no entry fits is to be compiled."""
         if state.stance != "default" and not state.stage and self._stays_eager(args, kwargs):
             return False
-        if self.given_up or config.disable or state.stage or state.disabled:
+        if config.disable or state.stage or state.disabled or (self.given_up and not self._makes_room()):
             return False
         known = self._refused
         return not known or known[guards.refusals((*args, *kwargs.values()))] < config.cache_size_limit
+
+    def _makes_room(self) -> bool:
+        """Whether an entry makes room for one that fits this call, though there are as many as there may be. Programs
+        have phases, as layers are unfrozen one after the other. It is the entry that was used last the longest ago, and
+        only after some calls that none fits: entries that take turns are not to be made anew all the time."""
+        self._left -= self._left > 1
+        made, seconds = self._newest
+        if self._left != 1 or (time.perf_counter() - made) * _SHARE < seconds:
+            return False
+        with compiling:
+            if self._left == 1:  # no other thread was here
+                self.order, oldest = self.order[:-1], self.order[-1:]
+                self.entries = tuple([entry for entry in self.entries if entry not in oldest])
+                self.given_up, self._left = False, 0
+        return True
 
     def without_error(self, expected: str, result: Any) -> Any:
         """Eager has come to `result`, and capture was `expected` to meet an exception of the program's."""
@@ -375,20 +394,20 @@ class Versions(ABC):
 
     def _fitting(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Entry | None:
         """The entry that fits, made by another thread meanwhile. If there is none, tell which guards failed."""
-        for index, entry in enumerate(self.entries):
+        for entry in self.entries:
             failure = asked.first_failure(entry.guards, self.signature, args, kwargs)
             if failure is None:
                 return entry
-            self._guard_failed(index, failure)
+            self._guard_failed(entry, failure)
         return None
 
-    def _guard_failed(self, index: int, failure: asked.Failure) -> None:
+    def _guard_failed(self, entry: Entry, failure: asked.Failure) -> None:
         guard, actual, tensor = failure
         wanted = guards.text(guard)
         _log.debug(
             "%s: version %d does not fit: expected %s, found %s (read at %s)",
             self.name,
-            index,
+            entry.number,
             wanted,
             actual,
             guard.where,
@@ -398,9 +417,9 @@ class Versions(ABC):
         if events.subscribers:
             from bolide.dynamo.guards.advice import remedy
 
-            place = guard.where or self.place
-            events.emit(events.GuardFailed(self.name, index, wanted, wanted, actual, place, remedy(guard, tensor)))
-        if index == len(self.entries) - 1:
+            told = guard.where or self.place, remedy(guard, tensor)
+            events.emit(events.GuardFailed(self.name, entry.number, wanted, wanted, actual, *told))
+        if entry is self.entries[-1]:
             self._last_failure = f"{wanted}, found {actual}", guard.where
             if config.error_on_recompile:
                 raise RecompileError(
@@ -428,6 +447,8 @@ class Versions(ABC):
         if config.fail_on_recompile_limit_hit:
             raise RecompileError(str(error))
         self.given_up = True
+        if own:
+            self._left = _PHASE
         raise error
 
     def _make(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Entry:
@@ -556,10 +577,12 @@ class Versions(ABC):
         entry = self.entry_of(replay, checks, run)
         if self.keeper is not None:
             self.keeper.keep(self, captured, checks, replay)
-        seconds = time.perf_counter() - start
+        now = time.perf_counter()
+        seconds = now - start
+        self._newest = now, seconds
         self._measure(captured, len(entry.guards), captured_after, seconds)
         if events.subscribers:
-            events.emit(events.Installed(self.name, len(self.entries), entry.source, seconds))
+            events.emit(events.Installed(self.name, entry.number, entry.source, seconds))
         return entry
 
     def entry_of(self, replay: Replay, checks: Sequence[Guard], run: Runner) -> Entry:
@@ -567,7 +590,8 @@ class Versions(ABC):
         checks = select(checks, self.wishes.guard_filter)
         if isinstance(replay.shape, Shape):
             replay = replace(replay, shape=self.known(replay.shape))
-        return make_entry(self.signature, replay, checks, run, len(self.entries), self.others, self.miss, self.again)
+        number = self.entries[-1].number + 1 if self.entries else 0
+        return make_entry(self.signature, replay, checks, run, number, self.others, self.miss, self.again)
 
     def _measure(
         self,
@@ -650,8 +674,9 @@ class Versions(ABC):
 
 
 def same_reason(error: Unsupported) -> str:
-    """What refusals say that differ by sizes alone. Which guard fails by which number is told of each limit."""
-    return error.reason if error.kind == "limit" else re.sub(r"\d+", "#", error.reason)
+    """What refusals say that differ by sizes alone. A limit is told of once at a place, whatever the guard."""
+    reason = re.sub(r"\d+", "#", error.reason)
+    return f"{reason.partition(';')[0]} {error.where}" if error.kind == "limit" else reason
 
 
 def _let_go(captured: Captured) -> None:

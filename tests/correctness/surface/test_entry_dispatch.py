@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 import bolide
 from bolide.dynamo.config import config
+from bolide.dynamo.entry import versions
 from bolide.dynamo.entry.dispatch import Dispatcher
 from bolide.dynamo.entry.versions import Wishes
 from bolide.dynamo.guards import texts as guards
@@ -151,6 +152,46 @@ def test_limit_warns_once_and_says_what_changed() -> None:
     g._bolide.reset()
     g(x, 100)
     assert doubler.captures == 4
+
+
+def test_programs_that_have_phases_are_compiled_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version that served the longest ago makes room for another, after some calls in eager."""
+    monkeypatch.setattr(versions, "_SHARE", 1e9)  # making versions may take all the time
+    doubler = Doubler()
+    g = doubler.compile(lambda x, n: x * 2)
+    x = torch.randn(2)
+    with config.patch(cache_size_limit=3), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for n in range(6):
+            for _ in range(40):
+                torch.testing.assert_close(g(x, n), x * 2)
+        assert doubler.captures == 6 and len(g._bolide.entries) == 3
+        assert [entry.number for entry in g._bolide.entries] == [3, 4, 5]
+        for n in (4, 3, 5):
+            torch.testing.assert_close(g(x, n), x * 2)
+        assert doubler.captures == 6
+        for _ in range(40):
+            g(x, 0)
+        for n in (3, 5, 0, 3):
+            g(x, n)
+        assert doubler.captures == 7
+    assert sum(issubclass(w.category, BolideWarning) for w in seen) == 1
+
+
+def test_versions_that_take_turns_are_not_made_anew_all_the_time() -> None:
+    doubler = Doubler()
+    g = doubler.compile(lambda x, n: x * 2)
+    x = torch.randn(2)
+    with config.patch(cache_size_limit=3), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for at in range(600):
+            torch.testing.assert_close(g(x, at % 7), x * 2)
+        assert 3 <= doubler.captures <= 3 + 600 // 32
+        before = doubler.captures
+        g._bolide._newest = (time.perf_counter(), 1e9)  # the last one took long
+        for at in range(100):
+            g(x, 7 + at)
+        assert doubler.captures == before
 
 
 def test_accumulated_limit_counts_all_functions_with_one_code() -> None:
