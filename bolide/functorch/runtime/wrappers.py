@@ -11,6 +11,7 @@ import itertools
 import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -268,9 +269,9 @@ class Backward:
         del given
         return tuple(self.compiled[()](values))
 
-    def _gradients(self, ctx: Any, tangents: Tangents, saved: Sequence[Any] | None = None) -> tuple[Any, ...]:
+    def _gradients(self, ctx: Any, tangents: Tangents, saved: Sequence[object] | None = None) -> tuple[Any, ...]:
         """`saved`: what the forward has saved, where it was unpacked before."""
-        inputs: Sequence[Any] | None = None
+        inputs: Sequence[object] | None = None
         derived: Gradients | None = None
         twice, watched = _is_grad_enabled(), _count_dispatch_modes() > 0
         if twice or watched:
@@ -293,7 +294,7 @@ class Backward:
         elif self.crossing.histories:
             values = self._of_histories(ctx, missing)
         else:
-            values = _unpacked(ctx)
+            values = self._unpacked(ctx, missing)
             ctx.maybe_clear_saved_tensors()
         if derived is not None:
             return derived
@@ -318,6 +319,17 @@ class Backward:
                 whole[place] = gradient_of(form, of_one, unflatten)
         return tuple(whole)
 
+    def _unpacked(self, ctx: Any, missing: tuple[int, ...]) -> list[object]:
+        """The saved values. What only `missing` tangents need may have been written to since, as in eager: the weights
+        of a critic, by the step of its optimizer, while the loss of the actor is still to be derived."""
+        if not missing or ctx.layouts is not None:
+            return _unpacked(ctx)
+        with suppress(RuntimeError):
+            return _unpacked(ctx)
+        needed = frozenset(self.needed(missing))
+        saved = enumerate(ctx._raw_saved_tensors)
+        return [*[each.unpack() if place in needed else each.data for place, each in saved], *ctx.numbers]
+
     def _of_histories(self, ctx: Any, missing: tuple[int, ...]) -> list[object]:
         """The saved values, which are released now, but for those of histories that get no tangents yet."""
         of, rest = self.crossing.histories, cast(Rest | None, ctx.rest)
@@ -325,7 +337,7 @@ class Backward:
         if rest is not None and not asked & rest.derived:
             values = rest.taken(partial(self.needed, missing))
         else:
-            values = _unpacked(ctx)
+            values = self._unpacked(ctx, missing)
             ctx.maybe_clear_saved_tensors()
         if _is_graph_kept():  # this pass releases nothing
             return values
