@@ -135,7 +135,7 @@ def _kind(value: Any) -> str | None:
 @intercept_table(forms.COMPUTED)
 def _of_floats(function: object, formula: forms.Formula, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """Calls with floats of the graph are computed by formulas. (The parser of torch's arguments would ask for their
-    values.)"""
+    values.) Draws of which only the graph knows whether they are wanted become a branch."""
     given = (*args, *kwargs.values())
     truth = next(filter(is_undecided, given), None) if function in forms.DRAWING else None
     if truth is not None:  # whether a module is trained

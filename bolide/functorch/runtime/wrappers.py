@@ -252,8 +252,8 @@ class Backward:
         return self.module_for(tuple([at for at, _ in self.expected if not given[at]]))
 
     def _usual(self, ctx: Any, tangents: Tangents) -> tuple[object, ...] | None:
-        """What `_gradients` gives, where there is nothing to heed; None where there is. It decides how long small
-        programs take."""
+        """What `_gradients` gives, where there is nothing to heed but how tangents are laid out; None where there is. It
+        decides how long small programs take."""
         if ctx.layouts is not None or ctx.sizes or is_differentiated():
             return None
         if not self.plain or _is_grad_enabled() or _count_dispatch_modes() or _is_any_autocast_enabled():
