@@ -267,13 +267,18 @@ class _Builder:
                 put_back.append(f"{self.namespace.reference(set_state, 'set_state')}({owner}, {state})")
         for draw in self.replay.draws:
             names.append((yield from self.now(draw, "drawn")))
+        results = [recipe for recipe, _ in self.order if recipe.kind == "source" and recipe.value.is_drawn]
+        wanted = {recipe.value for recipe in results}
+        known = {source: names[source.key] for source in wanted if source.kind == "drawn"}
         for place, source in self.drawn:
             assert source.base is not None
-            name = names[source.base.key]
-            yield f"{found}.insert({place}, {self.namespace.reference(source.obj, 'f')}({name}))"
-        for recipe, _ in self.order:
-            if recipe.kind == "source" and recipe.value.kind == "drawn":
-                self.names[recipe] = names[recipe.value.key]
+            tensor = f"{self.namespace.reference(source.obj, 'f')}({names[source.base.key]})"
+            if source in wanted:  # a tensor in the memory of a drawn array
+                known[source] = self.namespace.fresh("drawn")
+                yield f"{known[source]} = {tensor}"
+                tensor = known[source]
+            yield f"{found}.insert({place}, {tensor})"
+        self.names.update((recipe, known[recipe.value]) for recipe in results)
         return put_back
 
     def now(self, recipe: Recipe, kind: str) -> Generator[str, None, str]:

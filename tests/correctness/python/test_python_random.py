@@ -71,6 +71,13 @@ def array_as_it_is(x: Tensor) -> tuple[Tensor, Any, Any]:
     return x * 2, noise, same
 
 
+def tensors_as_they_are(x: Tensor) -> tuple[Tensor, Any, Tensor, Tensor]:
+    order, noise = np.random.permutation(3), np.random.standard_normal(3)
+    index, tensor = torch.from_numpy(order), torch.from_numpy(noise)
+    tensor[0] = 5.0
+    return x[index], noise, tensor, index
+
+
 def never_dropped(x: Tensor) -> Tensor:
     if random.random() < 0.0 or np.random.uniform(0, 1) < 0 or random.uniform(-1, 2) > 2.0 or np.random.rand() >= 1:
         return x
@@ -130,6 +137,7 @@ WHOLE = [
     numpys_numbers,
     numpys_arrays,
     array_as_it_is,
+    tensors_as_they_are,
     later_needed,
     dropped_layers,
     told_apart,
@@ -184,6 +192,21 @@ def test_a_number_that_decides_is_drawn_for_real(program: Callable[..., Any]) ->
     expected, after = calls(program)
     found, state = calls(bolide.compile(program, backend="eager"))
     agree(expected, found, True)
+    assert state == after
+
+
+@pytest.mark.parametrize("program", WHOLE, ids=lambda program: program.__name__)
+def test_what_was_drawn_goes_over_breaks(program: Callable[..., Any]) -> None:
+    def broken(x: Tensor) -> Any:
+        before = program(x)
+        bolide.graph_break()
+        after = program(x.cos())
+        return before, after, random.random()
+
+    print("seed", SEED)
+    expected, after = calls(broken, 3)
+    found, state = calls(bolide.compile(broken, backend="aot_eager"), 3)
+    agree(expected, found, False)
     assert state == after
 
 
