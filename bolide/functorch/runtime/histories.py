@@ -76,12 +76,12 @@ class Rest:
     @classmethod
     def after(cls, derived: frozenset[int], values: Sequence[object], before: Rest | None) -> Rest:
         """What is left after a pass; `before`: what was left after those before it."""
-        return cls(values, _versions(values) if before is None else before.versions, derived)
+        return cls(values, versions_of(values) if before is None else before.versions, derived)
 
     def taken(self, needed: Callable[[], Sequence[int]]) -> list[object]:
         """The values, of which those at the places `needed` are read. Raises RuntimeError where one of those was
         written to since, as autograd does."""
-        now = _versions(self.values)
+        now = versions_of(self.values)
         if now != self.versions:
             for place in needed():
                 value = self.values[place]
@@ -94,7 +94,8 @@ class Rest:
         return [*self.values]
 
 
-def _versions(values: Sequence[object]) -> list[int | None]:
+def versions_of(values: Sequence[object]) -> list[int | None]:
+    """How often tensors were written to; None for what does not count it."""
     return [
         value._version if isinstance(value, torch.Tensor) and not value.is_inference() else None for value in values
     ]

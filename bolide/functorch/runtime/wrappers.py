@@ -20,7 +20,7 @@ import torch
 import torch.fx as fx
 
 from bolide.functorch.graphs import Runner
-from bolide.functorch.runtime.histories import Rest
+from bolide.functorch.runtime.histories import Rest, versions_of
 from bolide.functorch.runtime.second import Gradients, SecondOrder
 from bolide.functorch.runtime.transformed import Tangents, is_batch, is_differentiated, is_transformed, through
 from bolide.functorch.runtime.underived import raising
@@ -252,8 +252,8 @@ class Backward:
         return self.module_for(tuple([at for at, _ in self.expected if not given[at]]))
 
     def _usual(self, ctx: Any, tangents: Tangents) -> tuple[object, ...] | None:
-        """What `_gradients` gives, where there is nothing to heed but how tangents are laid out; None where there is. It
-        decides how long small programs take."""
+        """What `_gradients` gives, where nothing but the layout of tangents is to be heeded; else None. It decides how
+        long small programs take."""
         if ctx.layouts is not None or ctx.sizes or is_differentiated():
             return None
         if not self.plain or _is_grad_enabled() or _count_dispatch_modes() or _is_any_autocast_enabled():
@@ -326,9 +326,9 @@ class Backward:
             return _unpacked(ctx)
         with suppress(RuntimeError):
             return _unpacked(ctx)
-        needed = frozenset(self.needed(missing))
-        saved = enumerate(ctx._raw_saved_tensors)
-        return [*[each.unpack() if place in needed else each.data for place, each in saved], *ctx.numbers]
+        values = [*[saved.data for saved in ctx._raw_saved_tensors], *ctx.numbers]
+        versions = [*ctx.versions, *[None] * len(ctx.numbers)]
+        return Rest(values, versions, frozenset()).taken(partial(self.needed, missing))
 
     def _of_histories(self, ctx: Any, missing: tuple[int, ...]) -> list[object]:
         """The saved values, which are released now, but for those of histories that get no tangents yet."""
@@ -383,7 +383,7 @@ def _not_twice(gradients: Sequence[Any], made_of: Sequence[Any]) -> tuple[Any, .
     return tuple([None if gradient is None else next(rest) for gradient in gradients])
 
 
-_USUAL: Mapping[str, object] = {"kept": (), "sizes": None, "rest": None}
+_USUAL: Mapping[str, object] = {"kept": (), "sizes": None, "rest": None, "versions": ()}
 """What a node carries where its call has nothing to carry, as attributes of all nodes; but for what `inlined` reads,
 since capture knows a node by its own attributes."""
 
@@ -405,6 +405,7 @@ def differentiable(
     count = crossing.results
     untracked = [index for index, stride in enumerate(crossing.tangents) if stride is None]
     read, saved = _picked(crossing.read), _picked(crossing.tensors)
+    several = len(crossing.tangents) - len(untracked) > 1
     more, shared = bool(crossing.numbers or crossing.kept or crossing.symbols), [*crossing.shared.items()]
 
     class CompiledFunction(torch.autograd.Function):
@@ -424,6 +425,8 @@ def differentiable(
             ctx.save_for_backward(*tensors)
             ctx.materialize_grads = False
             ctx.layouts, ctx.numbers = None, ()
+            if several:
+                ctx.versions = versions_of(tensors)
             if more:
                 _carry(ctx, pool, crossing)
             if _hooks_of_saved_tensors(True) is not None:
