@@ -17,7 +17,7 @@ import functools
 import math
 import random
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,12 +184,13 @@ def _number(world: World, source: Source, value: Number, of: list[str]) -> objec
 
 @dataclass
 class _Draw:
-    """A draw of this run: what is to be said if the program needs to know the number, at which instruction it is, and
-    whether it is needed."""
+    """A draw of this run: what is to be said if the program needs to know the number, at which instruction it is, what
+    is known of it, and whether it is needed."""
 
     refusal: Unsupported
     tick: int
     is_integer: bool
+    sizes: Mapping[int, torch.SymInt]  # the dimensions of an array that are symbols
     needed: bool = False
 
 
@@ -211,18 +212,22 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
     given = (*operands, *kwargs.values())
     if not is_generator(generator) or not all(is_constant(value) or _is_size(vm, value) for value in given):
         return MISSING
-    words = {key: _now(value) for key, value in kwargs.items()}
+    copied = _copied(vm, generator)
     try:
-        example = function(_copied(vm, generator), *map(_now, operands), **words)
+        example = _called(function, copied, operands, kwargs)
     except Exception:  # the program's own; what the copy has drawn until then is a guess only
         return MISSING
     wrap = _WRAP.get(type(example))
     if wrap is None or (wrap is _integer and not _fits(function.__name__, operands)):
         return MISSING
+    shape = getattr(example, "shape", ())
+    sizes = _sizes(function, copied, operands, kwargs, shape) if shape else {}
+    if sizes is None:
+        return MISSING
     reason = f"the program needs to know what {name} draws, which differs from call to call"
     remedy = "draw it outside the compiled function and pass it"
     refusal = vm.unsupported(reason, "moment", remedy, f"{name}(...)")
-    note = _Draw(refusal, vm.progress.present(), wrap is _integer)
+    note = _Draw(refusal, vm.progress.present(), wrap is _integer, sizes)
     _DRAWS.of(vm).append(note)
     source = Source("drawn", None, len(vm.world.draws))
     value = wrap(vm, source, example, note)
@@ -235,6 +240,51 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
     named = tuple((key, _operand(vm, operand)) for key, operand in kwargs.items())
     vm.world.draws.append(Recipe("call", function, parts, named))
     return value
+
+
+def _called(
+    function: Callable[..., object],
+    generator: object,
+    operands: Sequence[object],
+    kwargs: Mapping[str, object],
+    **more: int,
+) -> object:
+    """What is drawn in this call; `place` and `step`: if the operand at that place were larger by so much."""
+    values = [_now(value) for value in (*operands, *kwargs.values())]
+    if more:
+        values[more["place"]] += more["step"]
+    return function(generator, *values[: len(operands)], **dict(zip(kwargs, values[len(operands) :])))
+
+
+def _sizes(
+    function: Callable[..., object],
+    generator: object,
+    operands: Sequence[object],
+    kwargs: Mapping[str, object],
+    shape: tuple[int, ...],
+) -> dict[int, torch.SymInt] | None:
+    """The dimensions of a drawn array that are sizes which the call is given: found by trying other sizes. None if its
+    shape depends on them in another way. `shape`: what it is in this call."""
+    sizes: dict[int, torch.SymInt] = {}
+    for place, operand in enumerate((*operands, *kwargs.values())):
+        if type(operand) is not torch.SymInt:
+            continue
+        for step in (1, -1):
+            try:
+                array = _called(function, copy.deepcopy(generator), operands, kwargs, place=place, step=step)
+                break
+            except Exception:  # as where more is to be chosen than there is
+                continue
+        else:
+            return None
+        other = getattr(array, "shape", ())
+        if len(other) != len(shape):
+            return None
+        for dim in (dim for dim in range(len(shape)) if other[dim] != shape[dim]):
+            if dim in sizes or (shape[dim], other[dim]) != (_now(operand), _now(operand) + step):
+                return None
+            sizes[dim] = operand
+    return sizes
 
 
 def _copied(vm: Machine, generator: object) -> object:
@@ -351,7 +401,7 @@ def _integer(vm: Machine, source: Source, example: int, note: _Draw) -> object:
 
 
 def _array(vm: Machine, source: Source, example: numpy.ndarray[Any, Any], note: _Draw) -> Any:
-    array = TracedArray(layer().ndarray(vm.world.inputs.make(source, as_tensor, example)))
+    array = TracedArray(layer().ndarray(vm.world.inputs.make(source, as_tensor, example, note.sizes)))
     return vm.world.identities.mirror(array, source)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -100,14 +100,21 @@ class Inputs:
             for group in groups:
                 group.shared = True
 
-    def make(self, source: Source, maker: Callable[[Any], torch.Tensor], real: object) -> TracedTensor:
-        """The tensor that `maker` makes of the value at `source`, of which nothing is guarded, as an input."""
+    def make(
+        self,
+        source: Source,
+        maker: Callable[[Any], torch.Tensor],
+        real: object,
+        sizes: Mapping[int, torch.SymInt] | None = None,
+    ) -> TracedTensor:
+        """The tensor that `maker` makes of the value at `source`, of which nothing is guarded, as an input. `sizes`:
+        its dimensions that are symbols at every call."""
         with torch._C._DisableTorchDispatch():  # a real tensor, not one that is recorded
             tensor = maker(real)
         self.made.add(len(self.sources))
         self.sources.append(Source("apply", source, (), maker))
         self.tensors.append(tensor)
-        return self.trace.input(tensor, source_name(source))
+        return self.trace.input(tensor, source_name(source), sizes)
 
     def unmask(self) -> None:
         """Make tensors of the program's own classes like others: nothing more is asked of the program."""

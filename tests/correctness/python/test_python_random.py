@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import bolide
+from bolide.support import events
 from bolide.support.errors import Unsupported
 
 SEED = int(os.environ["BOLIDE_TEST_SEED"]) % 2**32
@@ -351,3 +352,48 @@ def test_bits_that_are_drawn_are_no_break() -> None:
             out.sum().backward()
             seen.append((out.tolist(), number, grad.grad.tolist(), random.getstate()))
         assert seen[0] == seen[1]
+
+
+SHAPES: dict[str, Callable[[int, int], Any]] = {
+    "permutation": lambda n, m: np.random.permutation(n),
+    "choice": lambda n, m: np.random.choice(n, n, False),
+    "fewer": lambda n, m: np.random.choice(n, n // 2 + 1, False),
+    "rand": lambda n, m: np.random.rand(n, 2, m + 1),
+    "square": lambda n, m: np.random.randn(n, n),
+    "size": lambda n, m: np.random.normal(0.5, 2.0, size=m),
+    "bound": lambda n, m: np.random.randint(0, n, 3),
+    "tuple": lambda n, m: np.random.uniform(-1, 1, (n, m)),
+    "events": lambda n, m: np.random.multinomial(n, [0.3, 0.7], m),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_drawn_arrays_have_the_sizes_that_they_are_given(shape: str) -> None:
+    def program(x: Tensor) -> tuple[Tensor, Any]:
+        drawn = SHAPES[shape](x.size(0), x.shape[1])
+        return torch.from_numpy(drawn) * 2 + x.sum(), drawn + drawn.shape[0]
+
+    compiled = bolide.compile(program, fullgraph=shape not in ("tuple", "events"))  # which break
+    for rows in (4, 6, 9, 2, 5):
+        x, seen = torch.randn(rows, rows + 3, dtype=torch.float64), []
+        for function in (program, compiled):
+            np.random.seed(SEED)
+            seen.append(function(x))
+        agree(*seen, False)
+
+
+def test_rows_that_are_mixed_need_no_version_for_each_number() -> None:
+    def mixed(x: Tensor) -> Tensor:
+        share = np.random.beta(0.4, 0.4)
+        return share * x + (1 - share) * x[torch.from_numpy(np.random.permutation(x.size(0)))]
+
+    compiled = bolide.compile(mixed, fullgraph=True)
+    counted = []
+    with events.subscribed(lambda event: counted.append(event) if isinstance(event, events.Captured) else None):
+        for rows in (4, 6, 9, 2, 5):
+            x, seen = torch.randn(rows, 3, dtype=torch.float64), []
+            for function in (mixed, compiled):
+                np.random.seed(SEED)
+                seen.append(function(x))
+            agree(*seen, False)
+    assert len(counted) == 2
