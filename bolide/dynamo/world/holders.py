@@ -442,18 +442,43 @@ class Containers:
             self.returned = False
 
 
-def _in_order(
-    base: Callable[[Iterable[object]], Iterable[object]], items: list[object], real: Iterable[object]
-) -> Iterable[object] | None:
-    """A set with these items in this order, None if none is found. It depends on what is put in first, and on what has
-    been taken out. `real`: the set that they, or what they stand for, are from."""
+class _Filler:
+    """An object that takes a place in the table of a set, where `value` is its hash."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return self.value
+
+
+def _in_order(base: Callable[[Iterable[object]], Iterable[object]], items: list[object], real: Any) -> Any:
+    """A set with these items in this order, None if none is found. It depends on what is put in first, on the size of
+    the table and on what has been taken out. `real`: the set that they, or what they stand for, are from."""
     if all(map(operator.is_, copy := base(real), items)):
         return copy
-    for first in range(min(len(items), 8)):
-        for copy in (base(items[first:] + items[:first]), base(items[first::-1] + items[:first:-1])):
-            if all(map(operator.is_, copy, items)):
-                return copy
+    turns = [items[first:] + items[:first] for first in range(min(len(items), 8))]
+    turns += [turn[::-1] for turn in turns]
+    for count in range(3):
+        for displaced in itertools.combinations(items[:8], count):
+            for turn in turns:
+                made = _refilled(turn, displaced, real.__sizeof__())
+                copy = made if base is set else base(made)
+                if all(map(operator.is_, copy, items)):
+                    return copy
     return None
+
+
+def _refilled(items: list[object], displaced: Iterable[object], size: int) -> set[object]:
+    """A set of `size` bytes or more to which these items were added in turn, while what is gone had the places of the
+    `displaced` of them."""
+    taken: list[object] = [_Filler(hash(item)) for item in displaced]
+    made = {*taken, *items}
+    while made.__sizeof__() < size:
+        taken.append(_Filler(len(taken)))
+        made.add(taken[-1])
+    made.difference_update(taken)
+    return made
 
 
 def _items_source(source: Source) -> Source:
