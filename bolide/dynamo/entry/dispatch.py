@@ -325,7 +325,10 @@ class Dispatcher(Versions):
         if expected is not None:
             self.tell_not_raised(expected)
         if not self.looked and self.misses == misses:
-            self._note_breaks(count)
+            try:
+                self._note_breaks(count)
+            except Exception as error:  # the call has its result
+                self.bug(CompileError("counting breaks", name, error))
         return result
 
     def _past(self, running: Concrete, suspended: Suspended) -> tuple[Point | None, Any]:

@@ -452,7 +452,9 @@ class _Filler:
         return self.value
 
 
-def _in_order(base: Callable[[Iterable[object]], Iterable[object]], items: list[object], real: Any) -> Any:
+def _in_order(
+    base: Callable[[Iterable[object]], Iterable[object]], items: list[object], real: Iterable[object]
+) -> Iterable[object] | None:
     """A set with these items in this order, None if none is found. It depends on what is put in first, on the size of
     the table and on what has been taken out. `real`: the set that they, or what they stand for, are from."""
     if all(map(operator.is_, copy := base(real), items)):
