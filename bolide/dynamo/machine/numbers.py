@@ -1,5 +1,6 @@
-"""Numbers that each call makes anew: those that Python computes of sizes and that no expression over sizes says
-(``2 ** k``, ``k.bit_length()``, ``round(k / 3, 2)``), and those that Python's and NumPy's random generators draw.
+"""Numbers that each call makes anew: those that Python or NumPy compute of sizes and that no expression over sizes says
+(``2 ** k``, ``k.bit_length()``, ``round(k / 3, 2)``, ``numpy.log(k)``), and those that Python's and NumPy's random
+generators draw.
 
 A number of the first kind is one from outside, of its own: a symbol, or a float of the graph, which each call computes
 from the size, as the program does. So it may be another one in each call, as the size is.
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils import _pytree as pytree
 
 from bolide.dynamo.machine.interpreter import Machine, Slot
 from bolide.dynamo.program.captured import Recipe, Source
@@ -43,8 +45,21 @@ from bolide.tracing.numbers.scalars import TracedFloat
 
 Number = int | float
 _INT64 = torch.iinfo(torch.int64)
-_NAMES = {"math": math, "__builtins__": {"min": min, "max": max, "round": round, "pow": pow, "divmod": divmod}}
+_OF_NUMPY = (
+    *("sqrt", "cbrt", "square", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "power", "float_power"),
+    *("sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2", "sinh", "cosh", "tanh", "hypot"),
+    *("maximum", "minimum", "clip", "round", "rint", "prod", "sum", "mean", "median", "std", "max", "min"),
+    *("absolute", "sign", "add", "subtract", "multiply", "divide", "floor_divide", "remainder"),
+)
+OF_NUMPY = {getattr(numpy, name): name for name in _OF_NUMPY}
+"""Functions of NumPy's, of numbers and lists of them, whose results are numbers."""
+_NAMES = {
+    "math": math,
+    "numpy": numpy,
+    "__builtins__": {"min": min, "max": max, "round": round, "pow": pow, "divmod": divmod},
+}
 _KNOWN = {"n", "math", "min", "max", "round", "pow", "divmod", *vars(math), *vars(int), *vars(float)} - {*vars(object)}
+_KNOWN |= {"numpy", "item", *_OF_NUMPY}
 _HEAD = "(lambda n: "
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
@@ -94,12 +109,12 @@ def derived(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any] 
     except Exception:  # the program's own: it is raised where the numbers are known
         return None
     vm.trace.where = vm.where()
-    return shapes.derive(text, value)
+    return shapes.derive(text, value.item() if isinstance(value, numpy.generic) else value)
 
 
 def _text_of_call(function: Any, args: list[Any]) -> str | None:
-    """A call of a function of `math`, of a method of numbers, of `round` or `pow`, as text over sizes and floats from
-    outside; None for any other."""
+    """A call of a function of `math` or `OF_NUMPY`, of a method of numbers, of `round` or `pow`, as text over sizes and
+    floats from outside; None for any other."""
     if type(function) is types.BuiltinMethodType and not isinstance(function.__self__, types.ModuleType):
         function, args = getattr(type(function.__self__), function.__name__, None), [function.__self__, *args]
     operands = list(map(_text_of_number, args))
@@ -111,11 +126,16 @@ def _text_of_call(function: Any, args: list[Any]) -> str | None:
     name = getattr(function, "__name__", "")
     if function is round or function is pow:  # not by `==`, which runs code of the program's
         return f"{name}({', '.join(map(str, operands))})"
+    if name in _OF_NUMPY and getattr(numpy, name) is function:
+        return f"numpy.{name}({', '.join(map(str, operands))}).item()"
     return f"math.{name}({', '.join(map(str, operands))})" if vars(math).get(name) is function else None
 
 
 def _text_of_number(value: object) -> str | None:
-    """A number as Python over symbols and floats from outside."""
+    """A number, or a list of numbers, as Python over symbols and floats from outside."""
+    if isinstance(value, (list, tuple)):
+        items = list(map(_text_of_number, value))
+        return None if None in items else f"[{', '.join(map(str, items))}]"
     if type(value) is TracedFloat:
         return value.formula and f"({value.formula})"
     if type(value) is torch.SymInt or (type(value) is torch.SymFloat and isinstance(value.node.expr, Ratio)):
@@ -124,7 +144,9 @@ def _text_of_number(value: object) -> str | None:
 
 
 def _now(value: Any) -> Any:
-    """The value that a number has in this call; nothing is assumed."""
+    """The value that a number, or a list of numbers, has in this call; nothing is assumed."""
+    if isinstance(value, (list, tuple)):
+        return list(map(_now, value))
     if type(value) is TracedFloat:
         return value.now
     return value.node.hint if type(value) in (torch.SymInt, torch.SymFloat) else value
@@ -209,19 +231,21 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
         return MISSING
     owner, *operands = args
     generator = owner.real if type(owner) is Outside else owner
-    given = (*operands, *kwargs.values())
+    shapeless = pytree.tree_map_only(torch.Size, tuple, (tuple(operands), kwargs))
+    given, form = pytree.tree_flatten(shapeless, is_leaf=_is_whole)
     if not is_generator(generator) or not all(is_constant(value) or _is_size(vm, value) for value in given):
         return MISSING
     copied = _copied(vm, generator)
     try:
-        example = _called(function, copied, operands, kwargs)
+        example = _called(function, copied, form, list(map(_now, given)))
     except Exception:  # the program's own; what the copy has drawn until then is a guess only
         return MISSING
     wrap = _WRAP.get(type(example))
     if wrap is None or (wrap is _integer and not _fits(function.__name__, operands)):
         return MISSING
     shape = getattr(example, "shape", ())
-    sizes = _sizes(function, copied, operands, kwargs, shape) if shape else {}
+    tried = functools.partial(_called, function, copy.deepcopy(copied), form)
+    sizes = _sizes(tried, given, shape) if shape else {}
     if sizes is None:
         return MISSING
     reason = f"the program needs to know what {name} draws, which differs from call to call"
@@ -243,35 +267,26 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
 
 
 def _called(
-    function: Callable[..., object],
-    generator: object,
-    operands: Sequence[object],
-    kwargs: Mapping[str, object],
-    **more: int,
+    function: Callable[..., object], generator: object, form: pytree.TreeSpec, values: Sequence[object]
 ) -> object:
-    """What is drawn in this call; `place` and `step`: if the operand at that place were larger by so much."""
-    values = [_now(value) for value in (*operands, *kwargs.values())]
-    if more:
-        values[more["place"]] += more["step"]
-    return function(generator, *values[: len(operands)], **dict(zip(kwargs, values[len(operands) :])))
+    """What is drawn with these values, which `form` arranges as operands."""
+    operands, kwargs = pytree.tree_unflatten(values, form)
+    return function(generator, *operands, **kwargs)
 
 
 def _sizes(
-    function: Callable[..., object],
-    generator: object,
-    operands: Sequence[object],
-    kwargs: Mapping[str, object],
-    shape: tuple[int, ...],
+    call: Callable[[Sequence[object]], object], given: Sequence[object], shape: tuple[int, ...]
 ) -> dict[int, torch.SymInt] | None:
-    """The dimensions of a drawn array that are sizes which the call is given: found by trying other sizes. None if its
-    shape depends on them in another way. `shape`: what it is in this call."""
+    """The dimensions of a drawn array that are sizes which the call is `given`, found by trying other sizes; None if
+    its shape depends on them in another way. `call` draws; `shape`: what it is in this call."""
     sizes: dict[int, torch.SymInt] = {}
-    for place, operand in enumerate((*operands, *kwargs.values())):
+    values = list(map(_now, given))
+    for place, operand in enumerate(given):
         if type(operand) is not torch.SymInt:
             continue
         for step in (1, -1):
             try:
-                array = _called(function, copy.deepcopy(generator), operands, kwargs, place=place, step=step)
+                array = call([*values[:place], values[place] + step, *values[place + 1 :]])
                 break
             except Exception:  # as where more is to be chosen than there is
                 continue
@@ -281,7 +296,7 @@ def _sizes(
         if len(other) != len(shape):
             return None
         for dim in (dim for dim in range(len(shape)) if other[dim] != shape[dim]):
-            if dim in sizes or (shape[dim], other[dim]) != (_now(operand), _now(operand) + step):
+            if dim in sizes or (shape[dim], other[dim]) != (values[place], values[place] + step):
                 return None
             sizes[dim] = operand
     return sizes
@@ -299,7 +314,14 @@ def _is_size(vm: Machine, value: object) -> bool:
     return type(value) is torch.SymInt and not data.is_computed(vm.trace, value)
 
 
+def _is_whole(value: object) -> bool:
+    """Whether a value is looked at as a whole: lists may be written to."""
+    return type(value) is list or is_constant(value)
+
+
 def _operand(vm: Machine, operand: object) -> Recipe:
+    if isinstance(operand, tuple):
+        return Recipe("tuple", None, tuple(_operand(vm, item) for item in operand))
     if type(operand) is not torch.SymInt:
         return Recipe("constant", operand)
     symbols = vm.world.symbols.read_by([operand.node.expr])

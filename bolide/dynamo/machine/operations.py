@@ -71,8 +71,15 @@ def _is_of_subclass(tensor: TracedTensor) -> bool:
     return tensor.face is not None or isinstance(tensor, torch.nn.Parameter)
 
 
-WITH_TENSORS: dict[type, Callable[[Machine, Any, Any, Any], Any]] = {}
+_WithOthers = dict[type, Callable[[Machine, Any, Any, Any], Any]]
+
+WITH_TENSORS: _WithOthers = {}
 """The operators of tensors with values of these classes: given the operator, and both in their order."""
+
+WITH_NUMBERS: _WithOthers = {}
+"""As `WITH_TENSORS`, of symbolic numbers."""
+
+_WITH = {TracedTensor: WITH_TENSORS, **dict.fromkeys(SYMBOLIC, WITH_NUMBERS)}
 
 _EXTENDED: dict[Any, dict[type, Any]] = {
     operator.iadd: {list: list.__iadd__, collections.deque: collections.deque.__iadd__},
@@ -316,10 +323,9 @@ def binary(vm: Machine, op: Callable[[Any, Any], Any], left: object, right: Any)
         return settled(result) if type(result) in SYMBOLIC else result
     if a is TracedText or b is TracedText:
         return _of_text(vm, op, left, right)
-    if a is TracedTensor and b in WITH_TENSORS:
-        return WITH_TENSORS[b](vm, op, left, right)
-    if b is TracedTensor and a in WITH_TENSORS:
-        return WITH_TENSORS[a](vm, op, left, right)
+    for cls, by in ((b, _WITH.get(a)), (a, _WITH.get(b))):
+        if by is not None and cls in by:
+            return by[cls](vm, op, left, right)
     if op in _REPEATS and ((is_number(left) and b in SEQUENCES) or (is_number(right) and a in SEQUENCES)):
         return binary(vm, op, as_number(left), as_number(right))
     left, right = behind(vm, left), behind(vm, right)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import operator
 from collections.abc import Callable
@@ -12,13 +13,16 @@ import numpy
 import torch
 from torch.utils import _pytree as pytree
 
+from bolide.dynamo.bytecode.uniform import OPERATORS
+from bolide.dynamo.config import config
 from bolide.dynamo.library.handlers import Args, Kwargs, answers, intercept_each, intercept_table
 from bolide.dynamo.machine import operations
-from bolide.dynamo.machine.breaking import MADE_ARRAYS
+from bolide.dynamo.machine.breaking import MADE_ARRAYS, refuse_array
 from bolide.dynamo.machine.calls import NATIVE, intercept
 from bolide.dynamo.machine.interpreter import Machine
 from bolide.dynamo.machine.items import AS_INDEX
-from bolide.dynamo.machine.stand_ins import STAND_INS, SYMBOLIC, StandIn, as_number, is_number
+from bolide.dynamo.machine.numbers import OF_NUMPY, derived
+from bolide.dynamo.machine.stand_ins import STAND_INS, SYMBOLIC, StandIn, as_number, concrete, is_number
 from bolide.dynamo.program.kinds import is_constant
 from bolide.dynamo.torch_calls.sizes import leaves, of_numbers
 from bolide.dynamo.world import arrays
@@ -59,7 +63,7 @@ def _from_numpy(vm: Machine, array: object) -> object:
 
 def _with_tensors(values: Any) -> Any:
     """Nested lists with tensors for the numbers of NumPy's in them, of which torch takes the types as well."""
-    if type(values) in (list, tuple):
+    if type(values) in (list, tuple, torch.Size):
         return [_with_tensors(value) for value in values]
     return values.tensor if isinstance(values, TracedScalar) else values
 
@@ -134,9 +138,11 @@ def _as_array(function: Callable[..., object], vm: Machine, args: Args, kwargs: 
     vm.trace.where = vm.where()
     if type(value) is TracedTensor:
         value = _numpy(vm, value)
-    if type(value) in (int, float, complex, list, tuple):
-        made = None if arrays.chosen_defaults() else _made(function, vm, args, kwargs)
-        return arrays.call("", "array", args, kwargs) if made is None else made
+    if type(value) in (int, float, complex, list, tuple, torch.Size, *SYMBOLIC):
+        if SYMBOLIC.keys().isdisjoint(map(type, leaves(value))):
+            made = None if arrays.chosen_defaults() else _made(function, vm, args, kwargs)
+            return arrays.call("", "array", args, kwargs) if made is None else made
+        return _of_list(function, vm, args, kwargs)
     if not isinstance(value, TracedArray):
         return NATIVE
     options = dict(zip(("dtype", "order"), args[1:])) | kwargs
@@ -151,6 +157,18 @@ def _as_array(function: Callable[..., object], vm: Machine, args: Args, kwargs: 
     array = value.array.astype(arrays.into(numpy.dtype(dtype))) if dtype is not None else value.array
     tensor = array.tensor.clone() if copy and array.tensor is value.tensor else array.tensor
     return arranged(like, TracedArray(layer().ndarray(tensor)), arrays.KIND, {}, [value])
+
+
+def _of_list(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
+    """The array that `numpy.array` or its like makes of numbers of the graph."""
+    like = expected(function, args, kwargs, arrays.KIND)
+    if like is None or not isinstance(like.result, numpy.ndarray) or not config.trace_numpy:
+        return NATIVE
+    dtype = arrays.into(arrays.chosen_defaults().get(like.result.dtype, like.result.dtype)).torch_dtype
+    tensor = of_numbers(vm, _with_tensors(args[0]), dtype, None)
+    if tensor is None or tensor.dim() != like.result.ndim:
+        return NATIVE
+    return TracedArray(layer().ndarray(tensor))
 
 
 _UFUNCS = {
@@ -181,13 +199,39 @@ def _with_tensor(vm: Machine, op: Any, left: Any, right: Any) -> Any:
     return arrays.call("", _UFUNCS[op], (left, right), {})
 
 
+def _with_number(vm: Machine, op: Callable[[object, object], object], left: object, right: object) -> object:
+    """An operator of a number of the graph and an array or a number of NumPy's, which becomes one of the graph."""
+    vm.trace.where = vm.where()
+    if type(left) is numpy.ndarray and OPERATORS[op].in_place:
+        refuse_array(vm, left, right)
+        return op(left, concrete(vm, right))
+    return op(_of_graph(left), _of_graph(right))
+
+
+def _of_graph(value: object) -> object:
+    if isinstance(value, numpy.generic):
+        return SCALARS[type(value)](arrays.into(value), value.item() if type(value) in _KINDS else None)
+    return TracedArray(arrays.into(value)) if type(value) is numpy.ndarray else value
+
+
+operations.WITH_NUMBERS.update(dict.fromkeys((numpy.ndarray, *SCALARS), _with_number))
 for _class in (numpy.ndarray, TracedArray, *SCALARS.values()):
     operations.WITH_TENSORS[_class] = _with_tensor
 
 
+_KINDS: dict[object, tuple[type, ...]] = {
+    numpy.int64: (torch.SymInt,),
+    numpy.float64: (torch.SymInt, torch.SymFloat, TracedFloat),
+}
+"""By a class of NumPy's numbers, of which Python computes the same: what it can be made of."""
+
+
 @intercept_each(SCALARS)
 def _as_scalar(kind: type, vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    """A number of NumPy's as one of another type."""
+    """A number as one of NumPy's, or as one of another type."""
+    if len(args) == 1 and not kwargs and type(args[0]) in _KINDS.get(kind, ()):
+        number = args[0]
+        return SCALARS[kind](None, operator.mul(1.0, number) if kind is numpy.float64 else number)
     if len(args) != 1 or kwargs or not isinstance(args[0], TracedScalar):
         return NATIVE
     vm.trace.where = vm.where()
@@ -208,6 +252,65 @@ def _whole(function: numpy.ufunc, whole: Callable[..., int], vm: Machine, args: 
     if not issubclass(kind, numpy.integer):
         number = torch.sym_float(number)  # type: ignore[no-untyped-call]
     return SCALARS[kind](None, number)
+
+
+_WHOLE: dict[object, Callable[..., object]] = {
+    numpy.maximum: torch.sym_max,
+    numpy.minimum: torch.sym_min,
+    numpy.clip: lambda value, least, most: torch.sym_min(torch.sym_max(value, least), most),  # type: ignore[no-untyped-call]
+    numpy.prod: math.prod,
+    numpy.sum: sum,
+    numpy.max: functools.partial(functools.reduce, torch.sym_max),
+    numpy.min: functools.partial(functools.reduce, torch.sym_min),
+}
+"""What expressions over sizes say of integers."""
+
+
+@intercept_table({function: _WHOLE.get(function) for function in OF_NUMPY})
+def _of_sizes(
+    function: Callable[..., object], whole: Callable[..., object] | None, vm: Machine, args: Args, kwargs: Kwargs
+) -> object:
+    """What NumPy computes of sizes and other numbers from outside: a number of NumPy's, computed anew in each call."""
+    numbers = list(map(_plain, _positional(function, args, kwargs) if kwargs else args))
+    given = leaves(numbers)
+    if None in given or SYMBOLIC.keys().isdisjoint(map(type, given)):
+        return NATIVE
+    like = expected(function, numbers, {}, arrays.KIND)
+    if like is None or type(like.result) not in _KINDS:
+        return NATIVE
+    kind = type(like.result)
+    vm.trace.where = vm.where()
+    is_whole = whole is not None and all(type(number) in (int, torch.SymInt) for number in given)
+    number = whole(*numbers) if whole is not None and is_whole else derived(vm, function, numbers, None)
+    if number is None:  # one of them is made of data
+        return arrays.call("", OF_NUMPY[function], _in_graph(numbers), {}) if numbers == given else NATIVE
+    return SCALARS[kind](None, number) if type(number) in SYMBOLIC else kind(number)
+
+
+def _positional(function: Callable[..., object], args: Args, kwargs: Kwargs) -> Args:
+    """The arguments of a call without names, with None where that cannot be."""
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return [None]
+    return [None] if bound.kwargs else list(bound.args)
+
+
+def _in_graph(numbers: Args) -> Args:
+    """Numbers of the graph as NumPy's."""
+    kinds = {torch.SymInt: numpy.int64, torch.SymFloat: numpy.float64, TracedFloat: numpy.float64}
+    return [SCALARS[kinds[type(one)]](None, one) if type(one) in kinds else one for one in numbers]
+
+
+def _plain(value: object) -> object:
+    """A number, or a list of numbers, as one of Python's; None for anything else."""
+    if isinstance(value, (list, tuple)):
+        return list(map(_plain, value))
+    if isinstance(value, TracedScalar):
+        return value.number if value.kind in _KINDS else None
+    if isinstance(value, (numpy.int64, numpy.float64)):
+        return value.item()
+    return value if type(value) in (int, float, torch.SymInt, torch.SymFloat, TracedFloat) else None
 
 
 _COPIES = [vars(cls)[name] for cls in (numpy.ndarray, numpy.generic) for name in ("__copy__", "__deepcopy__")]
@@ -234,9 +337,11 @@ def _make(function: Callable[..., object], name: str, vm: Machine, args: Args, k
 
 
 def _made(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    """What NumPy makes of constants; None where the graph writes to that."""
-    if not all(map(_is_known, (*args, *kwargs.values()))):
-        return NATIVE
+    """What NumPy makes of constants; None where the graph writes to that, or sizes are among them."""
+    given = (*args, *kwargs.values())
+    if not all(map(_is_known, given)):
+        sized = all(_is_known(value) or type(value) is torch.SymInt for value in leaves(list(given)))
+        return None if sized and config.trace_numpy else NATIVE
     place = vm.frames[-1].code, vm.frames[-1].pc - 1
     if place in vm.world.symbols.history.learnt.arrays:
         return None
@@ -246,7 +351,7 @@ def _made(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwar
 
 
 def _is_known(value: object) -> bool:
-    if type(value) in (list, tuple):
+    if type(value) in (list, tuple, torch.Size):
         return all(map(_is_known, value))  # type: ignore[call-overload]
     return is_constant(value) or isinstance(value, (type, numpy.dtype, numpy.ndarray))
 

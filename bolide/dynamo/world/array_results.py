@@ -86,11 +86,11 @@ class _Arguments:
             return value.copy()
         if type(value) is torch.SymInt:
             return _of_this_call(value)
-        if type(value) is TracedFloat:
+        if type(value) in (torch.SymFloat, TracedFloat):
             return 1.0
-        if isinstance(value, (torch.SymFloat, torch.SymBool)):
+        if type(value) is torch.SymBool:
             raise _Unknown
-        if type(value) in (tuple, list):
+        if type(value) in (tuple, list, torch.Size):
             return type(value)([self.of(item) for item in value])
         if type(value) is dict:
             return {key: self.of(item) for key, item in value.items()}

@@ -29,6 +29,7 @@ from bolide.dynamo.world.rebuild import RECIPES, Rebuilder
 from bolide.dynamo.world.world import WRAPPERS, World
 from bolide.support.errors import Unsupported
 from bolide.support.leaks import fleeting
+from bolide.symbolic import is_data
 from bolide.tracing import TracedFloat, TracedTensor
 
 ATTRIBUTES = frozenset({"T", "real", "imag", "shape", "ndim", "size", "itemsize"})
@@ -367,14 +368,28 @@ def _of_numbers(ufunc: object, args: Any, kwargs: object, like: Likeness | None)
     function = _COMPARISONS.get(ufunc)
     if function is None and kinds <= _AS_PYTHON and type(like.result) in _AS_PYTHON:
         function = _ARITHMETIC.get(ufunc)
-        if function is None and type(numbers[-1]) is int and numbers[-1] > 0:
+        if function is None and _is_positive(numbers[-1]) and not any(map(is_data, numbers)):
             function = _DIVISIONS.get(ufunc)
+        elif function is operator.mul and all(map(is_data, numbers)):  # no expression says that
+            return None
     if function is None or any(number is None for number in numbers):
         return None
     result = function(*numbers)
     result = getattr(getattr(result, "node", None), "owner", result)
     kind = type(like.result)
     return SCALARS[kind](None, result) if type(result) in (torch.SymInt, torch.SymFloat, TracedFloat) else kind(result)
+
+
+def _as_array(value: object) -> object:
+    """A size as an array without dimensions: the layer would need to know it."""
+    if type(value) is not torch.SymInt:
+        return value
+    return TracedArray(layer().ndarray(torch.full((), value)))  # type: ignore[call-overload]
+
+
+def _is_positive(number: object) -> bool:
+    """Whether a number is a positive integer: by zero, Python raises."""
+    return type(number) in (int, torch.SymInt) and not is_data(number) and bool(number > 0)  # type: ignore[operator]
 
 
 def _number(value: Any, kinds: set[Any]) -> Any:
@@ -439,7 +454,7 @@ def call(space: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     """NumPy's function of this name, as torch has it. Raises Unsupported if it has not."""
     if not config.trace_numpy:
         raise Unsupported("NumPy functions are not captured (trace_numpy is off)", None, kind="numpy_value")
-    function = getattr(layer(space), name, None) or (None if space else _MORE.get(name))
+    function = (None if space else _MORE.get(name)) or getattr(layer(space), name, None)
     if function is None and (space or name not in _TYPED):
         raise refused(f"{space}.{name}" if space else name)
     with_defaults()
@@ -452,7 +467,7 @@ def call(space: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     if isinstance(own, numpy.ufunc):
         if (known := _of_numbers(own, args, kwargs, like)) is not None:
             return known
-        args = _promoted(args, like)
+        args = _promoted([_as_array(arg) for arg in args], like)
     if not space and name in _TYPED:
         function = _of_type(name, like) or function
     if function is None:
@@ -529,8 +544,30 @@ def _interp(
     return layer().ndarray(y.reshape(places.shape))
 
 
-_MORE: dict[str, Callable[..., object]] = {"isin": _isin, "interp": _interp}
-"""Functions of NumPy's that the layer lacks, of its arrays."""
+def _linspace(
+    start: object,
+    stop: object,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: object = None,
+    axis: int = 0,
+) -> object:
+    """`numpy.linspace` between numbers, by NumPy's formula; `num` may be a symbol."""
+    first, last = (_converted(into(_as_array(end))).to(torch.float64) for end in (start, stop))
+    if retstep or axis or first.dim() or last.dim():
+        raise TypeError
+    steps = num - 1 if endpoint else num
+    places: torch.Tensor = torch.arange(num, dtype=torch.float64)  # type: ignore[call-overload]
+    y = first + places * ((last - first) / steps if steps > 0 else last - first)
+    if endpoint and num > 1:
+        y[-1] = last
+    array = layer().ndarray(y)
+    return array if dtype is None else array.astype(dtype)
+
+
+_MORE: dict[str, Callable[..., object]] = {"isin": _isin, "interp": _interp, "linspace": _linspace}
+"""Functions of NumPy's that the layer lacks, or has for numbers alone that are known, of its arrays."""
 
 
 def _of_type(name: str, like: Likeness | None) -> Callable[..., object] | None:

@@ -363,6 +363,7 @@ SHAPES: dict[str, Callable[[int, int], Any]] = {
     "size": lambda n, m: np.random.normal(0.5, 2.0, size=m),
     "bound": lambda n, m: np.random.randint(0, n, 3),
     "tuple": lambda n, m: np.random.uniform(-1, 1, (n, m)),
+    "named": lambda n, m: np.random.normal(size=(n, 2, m * 2)),
     "events": lambda n, m: np.random.multinomial(n, [0.3, 0.7], m),
 }
 
@@ -373,7 +374,7 @@ def test_drawn_arrays_have_the_sizes_that_they_are_given(shape: str) -> None:
         drawn = SHAPES[shape](x.size(0), x.shape[1])
         return torch.from_numpy(drawn) * 2 + x.sum(), drawn + drawn.shape[0]
 
-    compiled = bolide.compile(program, fullgraph=shape not in ("tuple", "events"))  # which break
+    compiled = bolide.compile(program, fullgraph=shape != "events")  # which breaks
     for rows in (4, 6, 9, 2, 5):
         x, seen = torch.randn(rows, rows + 3, dtype=torch.float64), []
         for function in (program, compiled):
@@ -382,18 +383,40 @@ def test_drawn_arrays_have_the_sizes_that_they_are_given(shape: str) -> None:
         agree(*seen, False)
 
 
-def test_rows_that_are_mixed_need_no_version_for_each_number() -> None:
-    def mixed(x: Tensor) -> Tensor:
-        share = np.random.beta(0.4, 0.4)
-        return share * x + (1 - share) * x[torch.from_numpy(np.random.permutation(x.size(0)))]
+def mixed(x: Tensor) -> Tensor:
+    share = np.random.beta(0.4, 0.4)
+    return share * x + (1 - share) * x[torch.from_numpy(np.random.permutation(x.size(0)))]
 
-    compiled = bolide.compile(mixed, fullgraph=True)
+
+def pasted(x: Tensor) -> tuple[Tensor, Any]:
+    height, width = x.shape[-2:]
+    ratio = np.sqrt(1 - np.random.beta(1.0, 1.0))
+    h, w = int(height * ratio), int(width * ratio)
+    row, column = np.random.randint(height), np.random.randint(width)
+    top, bottom = np.clip(row - h // 2, 0, height), np.clip(row + h // 2, a_min=0, a_max=height)
+    left, right = np.clip(column - w // 2, 0, width), np.clip(column + w // 2, 0, width)
+    made = x.clone()
+    made[..., top:bottom, left:right] = x.flip(0)[..., top:bottom, left:right]
+    return made, 1 - (bottom - top) * (right - left) / (height * width)
+
+
+def noisy(x: Tensor) -> Tensor:
+    return x + torch.tensor(np.random.normal(0.0, 0.1, x.shape)) * np.log(x.size(1))
+
+
+@pytest.mark.parametrize("program", [mixed, pasted, noisy])
+def test_augmentation_needs_no_version_for_each_number(program: Callable[[Tensor], Any]) -> None:
+    compiled = bolide.compile(program, fullgraph=True)
     counted = []
     with events.subscribed(lambda event: counted.append(event) if isinstance(event, events.Captured) else None):
-        for rows in (4, 6, 9, 2, 5):
-            x, seen = torch.randn(rows, 3, dtype=torch.float64), []
-            for function in (mixed, compiled):
-                np.random.seed(SEED)
-                seen.append(function(x))
+        for place, rows in enumerate((4, 6, 9, 2, 5, 7)):
+            seen = []
+            start = torch.randn(rows, rows + 3, 11, dtype=torch.float64)
+            for function in (program, compiled):
+                np.random.seed(SEED + place)
+                x = start.clone().requires_grad_()
+                found = function(x)
+                torch.utils._pytree.tree_leaves(found)[0].square().sum().backward()
+                seen.append((found, x.grad))
             agree(*seen, False)
     assert len(counted) == 2

@@ -140,7 +140,46 @@ def pairs(x: Any, k: int) -> Any:
     return (x[rows] * x[columns]).sum(-1), torch.tril_indices(k, k), torch.tril_indices(k, k, -1)
 
 
+def numbers_of_numpy(x: Any, k: int) -> Any:
+    n, size = x.shape[0], numpy.prod(x.shape)
+    ends = numpy.clip(n - 3, 1, 9), numpy.clip(k // 2, a_min=1, a_max=n), numpy.maximum(2, n // 3), numpy.min([k, n, 7])
+    scale = (
+        numpy.sqrt(n) * numpy.exp(-k / 10)
+        + numpy.cos(numpy.pi * k / 20)
+        - numpy.log(numpy.int64(n)) / numpy.mean([n, k])
+    )
+    parts = [x[:end] for end in ends], x[: int(numpy.round(n * 0.3))], x[int(numpy.floor(numpy.sqrt(k))) :]
+    return (
+        x / numpy.sqrt(x.size(0)),
+        x.reshape(size),
+        parts,
+        x * scale,
+        numpy.power(0.9, k),
+        numpy.sum(x.shape),
+        numpy.float64(k) * x,
+    )
+
+
+def arrays_of_numpy(x: Any, k: int) -> Any:
+    n = x.shape[0]
+    places, made = numpy.arange(n)[:, None], numpy.zeros(x.shape, dtype=numpy.float32)
+    angles = places / numpy.power(100, numpy.arange(4)[None] / 4)
+    mask = torch.from_numpy(numpy.triu(numpy.ones((n, n)), k=1) == 0)
+    even = (
+        torch.from_numpy(numpy.linspace(0, n - 1, 5).astype(int)),
+        torch.from_numpy(numpy.linspace(0, k, n, endpoint=False)),
+    )
+    waves = torch.from_numpy(numpy.sin(angles) * k) + x, torch.from_numpy(made + numpy.full((1, 4), 2.5) * n) * x
+    listed = (
+        torch.from_numpy(numpy.array([n, k / 2])),
+        torch.tensor(numpy.array(x.shape)),
+        numpy.array([[k, 1], [2, n]]) * n,
+    )
+    return mask.float() @ x, x[even[0]], even[1][:, None] * x, waves, listed, numpy.eye(k, n)
+
+
 PROGRAMS = (
+    *(numbers_of_numpy, arrays_of_numpy),
     *(powers, bits, rounded, whole_parts, functions_of_integers, next_power_of_two, derived_of_derived, records),
     *(
         orders,
