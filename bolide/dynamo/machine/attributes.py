@@ -58,6 +58,7 @@ _CLASS = vars(object)["__class__"]
 _VALUE = vars(enum.Enum)["value"]
 _MODULE_GETATTR = torch.nn.Module.__getattr__
 _METHOD_TYPES = (types.MethodDescriptorType, types.WrapperDescriptorType, functools._lru_cache_wrapper)
+_OF_CYTHON = "cython_function_or_method"  # every extension module has a class of this name
 SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
@@ -465,7 +466,7 @@ def default_attribute(vm: Machine, owner: Any, cls: type, name: str, fallback: b
         if kind is functools.cached_property:
             return Call.polyfill("cached_property_get", owner, member.func, member.attrname)
         if hasattr(kind, "__get__"):
-            if outside and kind in _METHOD_TYPES:
+            if outside and (kind in _METHOD_TYPES or kind.__name__ == _OF_CYTHON):
                 return method_of_c(member, owner)
             return _descriptor(vm, member, owner, cls)
         return _default_of_class(vm, owner, cls, name, member)

@@ -23,7 +23,7 @@ from bolide.dynamo.machine.breaking import refuse_symbols
 from bolide.dynamo.machine.callers import makes_classes
 from bolide.dynamo.machine.faults import names_stand_in
 from bolide.dynamo.machine.interpreter import Call, Machine
-from bolide.dynamo.machine.numbers import derived, drawn
+from bolide.dynamo.machine.numbers import derived, drawn, is_generator
 from bolide.dynamo.machine.stand_ins import (
     PENDING,
     PLAIN,
@@ -150,6 +150,9 @@ def native(vm: Machine, frame: Frame, function: Any, args: list[Any], kwargs: di
     or an iterator; functions of the program become functions that are interpreted when native code calls them."""
     if not SYMBOLIC.keys().isdisjoint(map(type, args)) and (number := derived(vm, function, args, kwargs)) is not None:
         frame.stack.append(number)
+        return None
+    if args and type(args[0]) is Outside and is_generator(args[0].real):
+        frame.stack.append(drawn_or_refused(vm, function, args, kwargs or {}))
         return None
     prepared: list[Any] | None = None
     for i, arg in enumerate(args):

@@ -31,7 +31,7 @@ from bolide.dynamo.program.captured import Recipe, Source
 from bolide.dynamo.program.kinds import MISSING, is_constant
 from bolide.dynamo.program.sources import symbols_in, with_symbols
 from bolide.dynamo.state import state
-from bolide.dynamo.world.arrays import TracedArray, as_tensor, layer
+from bolide.dynamo.world.arrays import SCALARS, TracedArray, TracedScalar, as_tensor, layer
 from bolide.dynamo.world.inputs import float_tensor
 from bolide.dynamo.world.outside import Outside
 from bolide.dynamo.world.world import World
@@ -241,7 +241,7 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
     except Exception:  # the program's own; what the copy has drawn until then is a guess only
         return MISSING
     wrap = _WRAP.get(type(example))
-    if wrap is None or (wrap is _integer and not _fits(function.__name__, operands)):
+    if wrap is None or not _fits(function.__name__, operands, example):
         return MISSING
     shape = getattr(example, "shape", ())
     tried = functools.partial(_called, function, copy.deepcopy(copied), form)
@@ -251,14 +251,16 @@ def drawn(vm: Machine, function: Any, args: list[Any], kwargs: dict[str, Any], n
     reason = f"the program needs to know what {name} draws, which differs from call to call"
     remedy = "draw it outside the compiled function and pass it"
     refusal = vm.unsupported(reason, "moment", remedy, f"{name}(...)")
-    note = _Draw(refusal, vm.progress.present(), wrap is _integer, sizes)
+    is_integer = isinstance(example, (int, numpy.int64))
+    note = _Draw(refusal, vm.progress.present(), is_integer, sizes)
     _DRAWS.of(vm).append(note)
     source = Source("drawn", None, len(vm.world.draws))
     value = wrap(vm, source, example, note)
-    if wrap is _float and not kwargs:
-        value.within = _range(function.__name__, operands)
-    if wrap is _integer and not kwargs and all(type(operand) in (int, torch.SymInt) for operand in operands):
-        _bound(vm, value, operands, function)
+    number = value.number if isinstance(value, TracedScalar) else value
+    if type(number) is TracedFloat and not kwargs:
+        number.within = _range(function.__name__, operands)
+    if is_integer and function.__name__ in _BOUNDED and not kwargs and _are_integers(operands):
+        _bound(vm, number, operands, function)
     place = Recipe("source", owner.source) if type(owner) is Outside else Recipe("constant", owner)
     parts = (place, *(_operand(vm, operand) for operand in operands))
     named = tuple((key, _operand(vm, operand)) for key, operand in kwargs.items())
@@ -328,6 +330,10 @@ def _operand(vm: Machine, operand: object) -> Recipe:
     return Recipe("size", operand.node.expr, tuple(Recipe("source", source) for _, source in symbols))
 
 
+def _are_integers(operands: Sequence[object]) -> bool:
+    return all(type(operand) in (int, torch.SymInt) for operand in operands)
+
+
 def _bound(
     vm: Machine, value: torch.SymInt, operands: list[int | torch.SymInt], function: Callable[..., object]
 ) -> None:
@@ -341,15 +347,21 @@ def _bound(
         facts.add(drawn.lt(as_expr(end) + int(function is random.Random.randint)))
 
 
-def _fits(name: str, operands: list[object]) -> bool:
-    """Whether what a function draws is an integer that a tensor can hold."""
+def _fits(name: str, operands: list[object], example: object) -> bool:
+    """Whether what a function draws is as the example in each call: of its type, and an integer that a tensor can
+    hold."""
+    if name == "choice" and operands and type(operands[0]) is tuple:
+        return all(type(item) is type(example) and is_number(item) for item in operands[0])
+    if type(example) is not int:
+        return True
     if name == "getrandbits":
         (bits,) = operands
         return type(bits) is int and bits < 63
     return name in _INTEGERS
 
 
-_INTEGERS = ("randint", "randrange")
+_INTEGERS = ("randint", "randrange", "integers", "choice")
+_BOUNDED = ("getrandbits", *_INTEGERS)
 _UNIT = ("random", "rand", "random_sample")
 
 
@@ -435,5 +447,7 @@ _WRAP: dict[type, Callable[[Machine, Source, Any, _Draw], Any]] = {
     types.NoneType: _nothing,
     float: _float,
     int: _integer,
+    numpy.float64: lambda *draw: SCALARS[numpy.float64](None, _float(*draw)),
+    numpy.int64: lambda *draw: SCALARS[numpy.int64](None, _integer(*draw)),
     numpy.ndarray: _array,
 }

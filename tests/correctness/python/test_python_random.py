@@ -231,6 +231,56 @@ def test_a_generator_is_an_argument_like_others() -> None:
         assert torch.equal(compiled(x, random.Random(seed)), program(x, random.Random(seed)))
 
 
+@pytest.mark.parametrize("items", [(1, 2, 7), (0.5, 1.5), (1, 0.5, True), (1, 2**70), ("a", "b")])
+def test_what_is_chosen_has_its_type(items: tuple[Any, ...]) -> None:
+    def program(x: Tensor) -> tuple[Tensor, str]:
+        chosen = random.choice(items)
+        return x * len(str(chosen)), f"{chosen} {type(chosen).__name__}"
+
+    compiled = bolide.compile(program)
+    for seed in range(8):
+        seen = []
+        for function in (program, compiled):
+            random.seed(SEED + seed)
+            seen.append(function(torch.ones(2 + seed % 3)))
+        agree(*seen, True)
+
+
+METHODS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "normal": lambda generator, x: x + torch.from_numpy(generator.normal(size=x.shape)),
+    "uniform": lambda generator, x: (x * generator.uniform(0.5, 1.5), generator.uniform()),
+    "permutation": lambda generator, x: x[torch.from_numpy(generator.permutation(x.size(0)))],
+    "choice": lambda generator, x: (x[generator.choice(x.size(0))], generator.choice(3, 2)),
+    "whole": lambda generator, x: x * draw_whole(generator, 1, x.size(0)) + draw_whole(generator, 9),
+    "place": lambda generator, x: x[draw_whole(generator, x.size(0)) :].sum(0),
+}
+
+
+def draw_whole(generator: Any, *bounds: int) -> Any:
+    return generator.integers(*bounds) if isinstance(generator, np.random.Generator) else generator.randint(*bounds)
+
+
+@pytest.mark.parametrize("kind", [np.random.default_rng, np.random.RandomState])
+@pytest.mark.parametrize("method", METHODS)
+def test_generators_of_numpy_are_arguments_and_attributes(method: str, kind: Any) -> None:
+    class Noisy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = kind(SEED)
+
+        def forward(self, x: Tensor) -> Any:
+            return METHODS[method](self.generator, x)
+
+    eager, module = Noisy(), bolide.compile(Noisy(), fullgraph=True)
+    compiled, counted = bolide.compile(METHODS[method], fullgraph=True), []
+    with events.subscribed(lambda event: counted.append(event) if isinstance(event, events.Captured) else None):
+        for rows in (4, 6, 3, 9, 2):
+            x = torch.randn(rows, 3, dtype=torch.float64)
+            agree(eager(x), module(x), False)
+            agree(METHODS[method](kind(rows), x), compiled(kind(rows), x), False)
+    assert len(counted) == 4
+
+
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_a_place_is_drawn_within_a_size(backend: str) -> None:
     def crop(x: Tensor) -> tuple[Tensor, Tensor]:
