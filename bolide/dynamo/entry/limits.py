@@ -28,9 +28,8 @@ def made_under(versions: Sequence[Sequence[Guard]], now: GlobalState) -> list[Se
     return [guards for guards in versions if all(g.expected == now for g in guards if g.kind == "global_state")]
 
 
-def counted(versions: Sequence[Sequence[Guard]], now: GlobalState) -> int:
-    """How many of the versions, oldest first, that were made under these modes no other one covers."""
-    own = made_under(versions, now)
+def counted(own: Sequence[Sequence[Guard]]) -> int:
+    """How many of the versions, oldest first, no other one covers."""
     return sum(not any(_replaces(own, j, i) for j in range(len(own)) if j != i) for i in range(len(own)))
 
 

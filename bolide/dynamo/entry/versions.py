@@ -119,6 +119,7 @@ recorder: Callable[..., None] | None = None
 there is one. `bolide` sets it, as the code is that of `debug`."""
 
 _PATIENCE = 4  # calls that are made again in eager before data are no symbols any more
+_FORMS = 8  # times the limit is that of calls of all forms
 _PHASE = 32  # calls in eager, once the limit is reached, before an entry makes room for another one,
 _SHARE = 1 / 20  # and the share of time that making new ones may take
 
@@ -368,7 +369,7 @@ class Versions(ABC):
             if fitting is not None:
                 self._put_first(fitting)
                 return True
-            self._check_limits()
+            self._check_limits(args, kwargs)
             with leaks.watched(self.name) if config.detect_leaks else collector_paused():
                 self._make_entry(args, kwargs)
         return True
@@ -426,10 +427,15 @@ class Versions(ABC):
                     f"{self.name} would be compiled again: expected {self._last_failure[0]}" + _at(guard.where)
                 )
 
-    def _check_limits(self) -> None:
-        total = sum(len(d.entries) for d in _known() if d.key is self.key)
-        own = len(self.entries) >= config.cache_size_limit
-        own = own and counted([e.guards for e in self.entries], guards.global_state()) >= config.cache_size_limit
+    def _alike(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Sequence[Guard]]:
+        """The guards of the entries that were made for calls of the same form under the same modes."""
+        own = made_under([entry.guards for entry in self.entries], guards.global_state())
+        return [asked_of for asked_of in own if not asked.is_of_other_form(asked_of, self.signature, args, kwargs)]
+
+    def _check_limits(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        total, limit = sum(len(d.entries) for d in _known() if d.key is self.key), config.cache_size_limit
+        own = len(self.entries) >= limit
+        own = own and (len(self.entries) >= limit * _FORMS or counted(self._alike(args, kwargs)) >= limit)
         if not own and total < config.accumulated_cache_size_limit:
             return
         which = "cache_size_limit" if own else "accumulated_cache_size_limit"
@@ -479,7 +485,7 @@ class Versions(ABC):
         start = time.perf_counter()
         state.stage = "capture"
         surroundings = guards.global_state()
-        self.sizes.versions = len(made_under([entry.guards for entry in self.entries], surroundings))
+        self.sizes.versions = len(self._alike(args, kwargs))
         try:
             captured = self._captured(args, kwargs)
         except BolideError:

@@ -3,6 +3,7 @@ takes longer than many of these, and to say which guard failed and why. The verd
 
 from __future__ import annotations
 
+import enum
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -213,6 +214,38 @@ def first_failure(
     if isinstance(actual, TensorGuard):
         return Failure(guard, texts.text(Guard(guard.source, "tensor", actual)), actual)
     return Failure(guard, actual, None)
+
+
+def is_of_other_form(
+    guards: Sequence[Guard], signature: Signature, args: Sequence[object], kwargs: Mapping[str, object]
+) -> bool:
+    """Whether a call has another form than the one that an entry with these guards was made for: an argument, or what
+    is read of one, is None or is there where it was not, is of another class or type, another member of an enum, or
+    there is another number of them."""
+    call = Call(signature.names, signature.bound(args, kwargs), texts.classes_of(guards))
+    with modes.unseen():
+        return any(not call.holds(guard) and _differs_in_form(guard, call) for guard in guards)
+
+
+_OF_FORM = {"type", "length", "dict_keys", "has_key", "has_attr"}
+
+
+def _differs_in_form(guard: Guard, call: Call) -> bool:
+    """Whether what a guard that does not hold is about has another form than is expected."""
+    if guard.kind in _OF_FORM:
+        return True
+    if guard.kind not in ("tensor", "equals", "is", "integer"):
+        return False
+    try:
+        value = call.found(guard)
+    except Exception:  # it is not there
+        return True
+    expected = guard.expected
+    if guard.kind == "tensor":
+        return type(value) is not expected.cls or (value.dtype, value.dim()) != (expected.dtype, len(expected.shape))
+    if guard.kind == "integer":
+        return type(value) is not int
+    return type(value) is not type(expected) or isinstance(expected, enum.Enum)
 
 
 def _actual(guard: Guard, call: Call) -> str | TensorGuard:
