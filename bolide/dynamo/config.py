@@ -99,8 +99,8 @@ class DynamoConfig(Config):
     dead_code_elimination: bool = option(True, "Drop operations whose results nothing needs.")
     cache_size_limit: int = option(
         8,
-        "Most versions of one function for calls of one form, and an eighth of those for all; then most calls that none "
-        "fits run in eager. Also called recompile_limit.",
+        "Most versions of one function for calls of one form, and an eighth of those for all; then most calls that "
+        "none fits run in eager. Also called recompile_limit.",
         compiled=False,
     )
     accumulated_cache_size_limit: int = option(

@@ -120,6 +120,7 @@ there is one. `bolide` sets it, as the code is that of `debug`."""
 
 _PATIENCE = 4  # calls that are made again in eager before data are no symbols any more
 _FORMS = 8  # times the limit is that of calls of all forms
+_LENGTHS = frozenset({"length"})  # of lists that change, of which a version for each may be too many
 _PHASE = 32  # calls in eager, once the limit is reached, before an entry makes room for another one,
 _SHARE = 1 / 20  # and the share of time that making new ones may take
 
@@ -427,10 +428,13 @@ class Versions(ABC):
                     f"{self.name} would be compiled again: expected {self._last_failure[0]}" + _at(guard.where)
                 )
 
-    def _alike(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Sequence[Guard]]:
-        """The guards of the entries that were made for calls of the same form under the same modes."""
+    def _alike(
+        self, args: tuple[object, ...], kwargs: dict[str, object], but: frozenset[str] = frozenset()
+    ) -> list[Sequence[Guard]]:
+        """The guards of the entries that were made for calls of the same form under the same modes. `but`: kinds of
+        guards of which no form is made."""
         own = made_under([entry.guards for entry in self.entries], guards.global_state())
-        return [asked_of for asked_of in own if not asked.is_of_other_form(asked_of, self.signature, args, kwargs)]
+        return [each for each in own if asked.other_forms(each, self.signature, args, kwargs) <= but]
 
     def _check_limits(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         total, limit = sum(len(d.entries) for d in _known() if d.key is self.key), config.cache_size_limit
@@ -485,7 +489,7 @@ class Versions(ABC):
         start = time.perf_counter()
         state.stage = "capture"
         surroundings = guards.global_state()
-        self.sizes.versions = len(self._alike(args, kwargs))
+        self.sizes.versions = len(self._alike(args, kwargs, _LENGTHS))
         try:
             captured = self._captured(args, kwargs)
         except BolideError:

@@ -216,15 +216,15 @@ def first_failure(
     return Failure(guard, actual, None)
 
 
-def is_of_other_form(
+def other_forms(
     guards: Sequence[Guard], signature: Signature, args: Sequence[object], kwargs: Mapping[str, object]
-) -> bool:
-    """Whether a call has another form than the one that an entry with these guards was made for: an argument, or what
-    is read of one, is None or is there where it was not, is of another class or type, another member of an enum, or
-    there is another number of them."""
+) -> set[str]:
+    """In what a call has another form than the one that an entry with these guards was made for, as kinds of guards: an
+    argument, or what is read of one, is None or is there where it was not, is of another class or type, another member
+    of an enum, or there is another number of them."""
     call = Call(signature.names, signature.bound(args, kwargs), texts.classes_of(guards))
     with modes.unseen():
-        return any(not call.holds(guard) and _differs_in_form(guard, call) for guard in guards)
+        return {guard.kind for guard in guards if not call.holds(guard) and _differs_in_form(guard, call)}
 
 
 _OF_FORM = {"type", "length", "dict_keys", "has_key", "has_attr"}

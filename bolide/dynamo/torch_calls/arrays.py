@@ -28,6 +28,7 @@ from bolide.dynamo.torch_calls.sizes import leaves, of_numbers
 from bolide.dynamo.world import arrays
 from bolide.dynamo.world.array_results import arranged, expected
 from bolide.dynamo.world.arrays import SCALARS, TracedArray, TracedScalar, layer
+from bolide.support.errors import Unsupported, forgive
 from bolide.tracing import TracedTensor
 from bolide.tracing.numbers.scalars import TracedFloat
 from bolide.tracing.operations.factories import refuse_overflow
@@ -205,7 +206,10 @@ def _with_number(vm: Machine, op: Callable[[object, object], object], left: obje
     if type(left) is numpy.ndarray and OPERATORS[op].in_place:
         refuse_array(vm, left, right)
         return op(left, concrete(vm, right))
-    return op(_of_graph(left), _of_graph(right))
+    found = _unless_refused(lambda: op(_of_graph(left), _of_graph(right)))
+    if found is NATIVE:
+        found = op(*(concrete(vm, value) if type(value) in SYMBOLIC else value for value in (left, right)))
+    return found
 
 
 def _of_graph(value: object) -> object:
@@ -254,22 +258,18 @@ def _whole(function: numpy.ufunc, whole: Callable[..., int], vm: Machine, args: 
     return SCALARS[kind](None, number)
 
 
-_WHOLE: dict[object, Callable[..., object]] = {
-    numpy.maximum: torch.sym_max,
-    numpy.minimum: torch.sym_min,
-    numpy.clip: lambda value, least, most: torch.sym_min(torch.sym_max(value, least), most),  # type: ignore[no-untyped-call]
+_OF_TWO: dict[object, Callable[..., object]] = {numpy.maximum: torch.sym_max, numpy.minimum: torch.sym_min}
+_OF_ALL: dict[object, Callable[..., object]] = {
     numpy.prod: math.prod,
     numpy.sum: sum,
     numpy.max: functools.partial(functools.reduce, torch.sym_max),
     numpy.min: functools.partial(functools.reduce, torch.sym_min),
 }
-"""What expressions over sizes say of integers."""
+"""What expressions over sizes say of integers: of two, and of lists of them."""
 
 
-@intercept_table({function: _WHOLE.get(function) for function in OF_NUMPY})
-def _of_sizes(
-    function: Callable[..., object], whole: Callable[..., object] | None, vm: Machine, args: Args, kwargs: Kwargs
-) -> object:
+@intercept_each(OF_NUMPY)
+def _of_sizes(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """What NumPy computes of sizes and other numbers from outside: a number of NumPy's, computed anew in each call."""
     numbers = list(map(_plain, _positional(function, args, kwargs) if kwargs else args))
     given = leaves(numbers)
@@ -280,11 +280,39 @@ def _of_sizes(
         return NATIVE
     kind = type(like.result)
     vm.trace.where = vm.where()
-    is_whole = whole is not None and all(type(number) in (int, torch.SymInt) for number in given)
-    number = whole(*numbers) if whole is not None and is_whole else derived(vm, function, numbers, None)
-    if number is None:  # one of them is made of data
-        return arrays.call("", OF_NUMPY[function], _in_graph(numbers), {}) if numbers == given else NATIVE
-    return SCALARS[kind](None, number) if type(number) in SYMBOLIC else kind(number)
+    number = _whole_number(function, numbers, given)
+    if number is None:
+        number = derived(vm, function, numbers, None)
+    if number is not None:
+        return SCALARS[kind](None, number) if type(number) in SYMBOLIC else kind(number)
+    if numbers != given:
+        return NATIVE
+    return _unless_refused(lambda: arrays.call("", OF_NUMPY[function], _in_graph(numbers), {}))  # some are data
+
+
+def _whole_number(function: object, numbers: Args, given: Args) -> object:
+    """An integer as an expression over sizes; None if there is none. `given`: what is in the lists of `numbers`."""
+    if not all(type(number) in (int, torch.SymInt) for number in given):
+        return None
+    if function in _OF_ALL and len(numbers) == 1:
+        return _OF_ALL[function](given)
+    if function in _OF_TWO and len(numbers) == 2 and numbers == given:
+        return _OF_TWO[function](*given)
+    if function is numpy.clip and len(numbers) == 3 and numbers == given:
+        value, least, most = given
+        return torch.sym_min(torch.sym_max(value, least), most)  # type: ignore[no-untyped-call]
+    return None
+
+
+def _unless_refused(record: Callable[[], object]) -> object:
+    """What `record` gives; NATIVE where the layer has no exact counterpart."""
+    try:
+        return record()
+    except Unsupported as error:
+        if error.kind != "numpy_value":
+            raise
+        forgive(error)
+        return NATIVE
 
 
 def _positional(function: Callable[..., object], args: Args, kwargs: Kwargs) -> Args:
@@ -329,19 +357,18 @@ _LIKE = ("zeros_like", "ones_like", "empty_like", "full_like")
 @intercept_table({getattr(numpy, name): name for name in (*_MAKERS, *_LIKE)})
 def _make(function: Callable[..., object], name: str, vm: Machine, args: Args, kwargs: Kwargs) -> object:
     """NumPy makes the array itself, unless the configuration chooses other default types or the graph writes to it."""
-    made = None if arrays.chosen_defaults() and name in _MAKERS else _made(function, vm, args, kwargs)
-    if made is not None:
-        return made
     vm.trace.where = vm.where()
-    return arrays.call("", name, args, kwargs)
+    given = leaves([*args, *kwargs.values()])
+    if torch.SymInt in map(type, given) and all(_is_known(one) or type(one) is torch.SymInt for one in given):
+        return _unless_refused(lambda: arrays.call("", name, args, kwargs))
+    made = None if arrays.chosen_defaults() and name in _MAKERS else _made(function, vm, args, kwargs)
+    return arrays.call("", name, args, kwargs) if made is None else made
 
 
 def _made(function: Callable[..., object], vm: Machine, args: Args, kwargs: Kwargs) -> object:
-    """What NumPy makes of constants; None where the graph writes to that, or sizes are among them."""
-    given = (*args, *kwargs.values())
-    if not all(map(_is_known, given)):
-        sized = all(_is_known(value) or type(value) is torch.SymInt for value in leaves(list(given)))
-        return None if sized and config.trace_numpy else NATIVE
+    """What NumPy makes of constants; None where the graph writes to that."""
+    if not all(map(_is_known, (*args, *kwargs.values()))):
+        return NATIVE
     place = vm.frames[-1].code, vm.frames[-1].pc - 1
     if place in vm.world.symbols.history.learnt.arrays:
         return None

@@ -212,6 +212,36 @@ def check(program: Callable[..., Any], compiled: Callable[..., Any], n: int, k: 
     return len([event for event in told if type(event) is events.Installed])
 
 
+def axes_of_numpy(x: Any, k: int) -> Any:
+    n = x.shape[0]
+    pairs = [[n, k], [2, 3]]
+    listed = numpy.sum([n, k], -1), numpy.max((n, k), 0), numpy.prod(pairs), numpy.sum(pairs, axis=1), numpy.max(pairs)
+    return listed, numpy.minimum([n, 3], k), numpy.clip([n, k], 3, 7), numpy.clip(k, 2, None), numpy.mean(pairs, 0)
+
+
+def types_of_numpy(x: Any, k: int) -> Any:
+    n, short = x.shape[0], numpy.int8(3)
+    ratio = n / numpy.float32(3), numpy.float64(2.5) * k - numpy.int64(2), n > numpy.float32(7), k % short, short + 1
+    arrays = numpy.arange(3, dtype=numpy.int8) + k, numpy.ones(2, dtype=numpy.float16) * (n / k), numpy.logspace(0, 1, n)
+    total = numpy.zeros(3)
+    total += k
+    total[n % 3] -= n
+    return ratio, arrays, total, numpy.full(2, k), numpy.add(n, k, dtype=numpy.float32), numpy.isclose(n, k)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("program", [axes_of_numpy, types_of_numpy], ids=lambda program: program.__name__)
+def test_other_calls_of_numpy_give_what_it_gives(program: Any, dynamic: bool | None) -> None:
+    """Their types as well, whether or not they are of the graph."""
+    compiled = bolide.compile(program, dynamic=dynamic)
+    for n, k in ((5, 7), (8, 7), (9, 4), (6, 11), (5, 7)):
+        x = torch.randn(n, 2)
+        found, expected = map(tree_leaves, (compiled(x, k), program(x, k)))
+        for ours, theirs in zip(found, expected, strict=True):
+            assert type(ours) is type(theirs) and getattr(ours, "dtype", None) == getattr(theirs, "dtype", None)
+            numpy.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_one_more_version_serves_all_sizes(program: Any, dynamic: bool | None) -> None:
