@@ -222,7 +222,8 @@ def axes_of_numpy(x: Any, k: int) -> Any:
 def types_of_numpy(x: Any, k: int) -> Any:
     n, short = x.shape[0], numpy.int8(3)
     ratio = n / numpy.float32(3), numpy.float64(2.5) * k - numpy.int64(2), n > numpy.float32(7), k % short, short + 1
-    arrays = numpy.arange(3, dtype=numpy.int8) + k, numpy.ones(2, dtype=numpy.float16) * (n / k), numpy.logspace(0, 1, n)
+    halves = numpy.ones(2, dtype=numpy.float16) * (n / k)
+    arrays = numpy.arange(3, dtype=numpy.int8) + k, halves, numpy.logspace(0, 1, n)
     total = numpy.zeros(3)
     total += k
     total[n % 3] -= n

@@ -313,8 +313,9 @@ def test_parts_of_other_layouts_are_other_versions(dynamic: bool | None) -> None
 
 
 def images(channels: int, step: int, *last: int, dtype: torch.dtype) -> list[T]:
-    """Images that differ in all sizes; their memory has gaps where `step` is more than one."""
-    sizes = zip(*(random.sample(range(2, 30), 5) for _ in range(3)))
+    """Images that differ in all sizes, of which no two are equal by chance; their memory has gaps where `step` is more
+    than one."""
+    sizes = zip(*(random.sample(range(first, first + 8), 5) for first in (61, 2, 20)))
     made = [torch.randn(n, channels, 2 * h * step, 2 * w, *last, dtype=dtype)[:, :, ::step] for n, h, w in sizes]
     return [each.requires_grad_(dtype != torch.float32) for each in made]
 
