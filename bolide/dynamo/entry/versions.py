@@ -121,6 +121,7 @@ there is one. `bolide` sets it, as the code is that of `debug`."""
 _PATIENCE = 4  # calls that are made again in eager before data are no symbols any more
 _FORMS = 8  # times the limit is that of calls of all forms
 _LENGTHS = frozenset({"length"})  # of lists that change, of which a version for each may be too many
+_NAMES = frozenset({"dict_keys", "has_key"})  # of dicts that grow
 _PHASE = 32  # calls in eager, once the limit is reached, before an entry makes room for another one,
 _SHARE = 1 / 20  # and the share of time that making new ones may take
 
@@ -436,10 +437,16 @@ class Versions(ABC):
         own = made_under([entry.guards for entry in self.entries], guards.global_state())
         return [each for each in own if asked.other_forms(each, self.signature, args, kwargs) <= but]
 
+    def _is_full(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+        """Whether there are as many entries as there may be for calls of this form, or for all."""
+        limit = config.cache_size_limit
+        if not limit <= len(self.entries) < limit * _FORMS:
+            return len(self.entries) >= limit
+        grows = asked.has_new_names([entry.guards for entry in self.entries], self.signature, args, kwargs)
+        return counted(self._alike(args, kwargs, _NAMES if grows else frozenset())) >= limit
+
     def _check_limits(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        total, limit = sum(len(d.entries) for d in _known() if d.key is self.key), config.cache_size_limit
-        own = len(self.entries) >= limit
-        own = own and (len(self.entries) >= limit * _FORMS or counted(self._alike(args, kwargs)) >= limit)
+        total, own = sum(len(d.entries) for d in _known() if d.key is self.key), self._is_full(args, kwargs)
         if not own and total < config.accumulated_cache_size_limit:
             return
         which = "cache_size_limit" if own else "accumulated_cache_size_limit"

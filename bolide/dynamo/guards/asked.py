@@ -224,28 +224,51 @@ def other_forms(
     of an enum, or there is another number of them."""
     call = Call(signature.names, signature.bound(args, kwargs), texts.classes_of(guards))
     with modes.unseen():
-        return {guard.kind for guard in guards if not call.holds(guard) and _differs_in_form(guard, call)}
+        return {form for guard in guards if not call.holds(guard) and (form := _other_form(guard, call)) is not None}
 
 
-_OF_FORM = {"type", "length", "dict_keys", "has_key", "has_attr"}
+def has_new_names(
+    entries: Sequence[Sequence[Guard]], signature: Signature, args: Sequence[object], kwargs: Mapping[str, object]
+) -> bool:
+    """Whether a dict has keys in this call that it had in none for which one of the `entries`, as guards, was made: one
+    that grows has no end of forms."""
+    known: dict[Source, set[object]] = {}
+    for guard in (guard for guards in entries for guard in guards if guard.kind == "dict_keys"):
+        known.setdefault(guard.source, set()).update(guard.expected)  # type: ignore[arg-type]
+    call = Call(signature.names, signature.bound(args, kwargs), {})
+    with modes.unseen():
+        return any(not names.issuperset(_keys_at(source, call)) for source, names in known.items())
 
 
-def _differs_in_form(guard: Guard, call: Call) -> bool:
-    """Whether what a guard that does not hold is about has another form than is expected."""
-    if guard.kind in _OF_FORM:
-        return True
-    if guard.kind not in ("tensor", "equals", "is", "integer"):
-        return False
+def _keys_at(source: Source, call: Call) -> list[object]:
+    try:
+        return ordered_keys(call.read(source))
+    except Exception:  # it is not there
+        return []
+
+
+_OF_KEYS, _OF_VALUES = {"dict_keys", "has_key", "has_attr"}, {"type", "length", "tensor", "equals", "is", "integer"}
+
+
+def _other_form(guard: Guard, call: Call) -> str | None:
+    """The kind of a guard that does not hold where what it is about has another form than is expected; ``has_key`` if
+    it is not there."""
+    if guard.kind not in _OF_VALUES:
+        return guard.kind if guard.kind in _OF_KEYS else None
     try:
         value = call.found(guard)
-    except Exception:  # it is not there
-        return True
-    expected = guard.expected
+    except Exception:
+        value = ABSENT
+    if value is ABSENT:
+        return "has_key"
+    expected, same = guard.expected, False
     if guard.kind == "tensor":
-        return type(value) is not expected.cls or (value.dtype, value.dim()) != (expected.dtype, len(expected.shape))
-    if guard.kind == "integer":
-        return type(value) is not int
-    return type(value) is not type(expected) or isinstance(expected, enum.Enum)
+        same = type(value) is expected.cls and (value.dtype, value.dim()) == (expected.dtype, len(expected.shape))
+    elif guard.kind == "integer":
+        same = type(value) is int
+    elif guard.kind in ("equals", "is"):
+        same = type(value) is type(expected) and not isinstance(expected, enum.Enum)
+    return None if same else guard.kind
 
 
 def _actual(guard: Guard, call: Call) -> str | TensorGuard:

@@ -131,3 +131,24 @@ def test_there_is_a_limit_for_all_forms_together() -> None:
         found.append(len(compiled._bolide.entries))
         assert len([one for one in said if "cache_size_limit" in str(one.message)]) == (found[-1] == 2)
     assert found == [16, 2]
+
+
+def of_new_names(x: Tensor, **given: Any) -> Tensor:
+    return x * len(given) + sum(given.values())
+
+
+def of_a_dict_that_grows(x: Tensor, given: dict[str, float]) -> Tensor:
+    return x * sum(given.values())
+
+
+@pytest.mark.parametrize("calls", ["names", "dict"])
+def test_names_without_end_are_no_forms(calls: str) -> None:
+    names = [f"k{number}" for number in range(20)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BolideWarning)
+        compiled: Any = bolide.compile(of_new_names if calls == "names" else of_a_dict_that_grows)
+        for place, name in enumerate(names):
+            x, grown = torch.ones(3), dict.fromkeys(names[: place + 1], 1.5)
+            found = compiled(x, **{name: 2.5}) if calls == "names" else compiled(x, grown)
+            assert torch.equal(found, x + 2.5 if calls == "names" else x * sum(grown.values()))
+    assert len(compiled._bolide.entries) == config.cache_size_limit
