@@ -120,8 +120,6 @@ there is one. `bolide` sets it, as the code is that of `debug`."""
 
 _PATIENCE = 4  # calls that are made again in eager before data are no symbols any more
 _FORMS = 8  # times the limit is that of calls of all forms
-_LENGTHS = frozenset({"length"})  # of lists that change, of which a version for each may be too many
-_NAMES = frozenset({"dict_keys", "has_key"})  # of dicts that grow
 _PHASE = 32  # calls in eager, once the limit is reached, before an entry makes room for another one,
 _SHARE = 1 / 20  # and the share of time that making new ones may take
 
@@ -429,21 +427,20 @@ class Versions(ABC):
                     f"{self.name} would be compiled again: expected {self._last_failure[0]}" + _at(guard.where)
                 )
 
-    def _alike(
-        self, args: tuple[object, ...], kwargs: dict[str, object], but: frozenset[str] = frozenset()
-    ) -> list[Sequence[Guard]]:
-        """The guards of the entries that were made for calls of the same form under the same modes. `but`: kinds of
+    def _alike(self, args: tuple[object, ...], kwargs: dict[str, object], *besides: str) -> list[Sequence[Guard]]:
+        """The guards of the entries that were made for calls of the same form under the same modes. `besides`: kinds of
         guards of which no form is made."""
         own = made_under([entry.guards for entry in self.entries], guards.global_state())
-        return [each for each in own if asked.other_forms(each, self.signature, args, kwargs) <= but]
+        names = {name for each in own for guard in each if guard.kind == "dict_keys" for name in guard.expected}
+        of_same = (None, *besides)
+        return [each for each in own if asked.other_form(each, names, self.signature, args, kwargs) in of_same]
 
     def _is_full(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         """Whether there are as many entries as there may be for calls of this form, or for all."""
         limit = config.cache_size_limit
         if not limit <= len(self.entries) < limit * _FORMS:
             return len(self.entries) >= limit
-        grows = asked.has_new_names([entry.guards for entry in self.entries], self.signature, args, kwargs)
-        return counted(self._alike(args, kwargs, _NAMES if grows else frozenset())) >= limit
+        return counted(self._alike(args, kwargs)) >= limit
 
     def _check_limits(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         total, own = sum(len(d.entries) for d in _known() if d.key is self.key), self._is_full(args, kwargs)
@@ -496,7 +493,7 @@ class Versions(ABC):
         start = time.perf_counter()
         state.stage = "capture"
         surroundings = guards.global_state()
-        self.sizes.versions = len(self._alike(args, kwargs, _LENGTHS))
+        self.sizes.versions = len(self._alike(args, kwargs, "length"))
         try:
             captured = self._captured(args, kwargs)
         except BolideError:

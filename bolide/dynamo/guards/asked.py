@@ -7,6 +7,7 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import torch
@@ -216,59 +217,48 @@ def first_failure(
     return Failure(guard, actual, None)
 
 
-def other_forms(
-    guards: Sequence[Guard], signature: Signature, args: Sequence[object], kwargs: Mapping[str, object]
-) -> set[str]:
-    """In what a call has another form than the one that an entry with these guards was made for, as kinds of guards: an
-    argument, or what is read of one, is None or is there where it was not, is of another class or type, another member
-    of an enum, or there is another number of them."""
+def other_form(
+    guards: Sequence[Guard],
+    names: AbstractSet[object],
+    signature: Signature,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> str | None:
+    """In what a call has another form than the one that an entry with these guards was made for, as a kind of guards:
+    an argument, or what is read of one, is None or is there where it was not, is of another class or type, another
+    member of an enum, or there is another number of them. None if it has the same, or if a dict has keys that are none
+    of `names`: one that grows has no end of forms."""
     call = Call(signature.names, signature.bound(args, kwargs), texts.classes_of(guards))
     with modes.unseen():
-        return {form for guard in guards if not call.holds(guard) and (form := _other_form(guard, call)) is not None}
+        for guard in (guard for guard in guards if not call.holds(guard)):
+            if _differs_in_form(guard, call):
+                known = guard.kind != "dict_keys" or names >= {*ordered_keys(call.found(guard))}
+                return guard.kind if known else None
+            if guard.kind not in _PASSED:
+                return None
+    return None
 
 
-def has_new_names(
-    entries: Sequence[Sequence[Guard]], signature: Signature, args: Sequence[object], kwargs: Mapping[str, object]
-) -> bool:
-    """Whether a dict has keys in this call that it had in none for which one of the `entries`, as guards, was made: one
-    that grows has no end of forms."""
-    known: dict[Source, set[object]] = {}
-    for guard in (guard for guards in entries for guard in guards if guard.kind == "dict_keys"):
-        known.setdefault(guard.source, set()).update(guard.expected)  # type: ignore[arg-type]
-    call = Call(signature.names, signature.bound(args, kwargs), {})
-    with modes.unseen():
-        return any(not names.issuperset(_keys_at(source, call)) for source, names in known.items())
-
-
-def _keys_at(source: Source, call: Call) -> list[object]:
-    try:
-        return ordered_keys(call.read(source))
-    except Exception:  # it is not there
-        return []
-
-
+_PASSED = {"tensor", "equals", "integer"}  # what is read behind another size or number is read as safely
 _OF_KEYS, _OF_VALUES = {"dict_keys", "has_key", "has_attr"}, {"type", "length", "tensor", "equals", "is", "integer"}
 
 
-def _other_form(guard: Guard, call: Call) -> str | None:
-    """The kind of a guard that does not hold where what it is about has another form than is expected; ``has_key`` if
-    it is not there."""
+def _differs_in_form(guard: Guard, call: Call) -> bool:
+    """Whether what a guard that does not hold is about has another form than is expected."""
     if guard.kind not in _OF_VALUES:
-        return guard.kind if guard.kind in _OF_KEYS else None
+        return guard.kind in _OF_KEYS
     try:
         value = call.found(guard)
-    except Exception:
-        value = ABSENT
-    if value is ABSENT:
-        return "has_key"
-    expected, same = guard.expected, False
+    except Exception:  # it is not there
+        return True
+    expected = guard.expected
     if guard.kind == "tensor":
-        same = type(value) is expected.cls and (value.dtype, value.dim()) == (expected.dtype, len(expected.shape))
-    elif guard.kind == "integer":
-        same = type(value) is int
-    elif guard.kind in ("equals", "is"):
-        same = type(value) is type(expected) and not isinstance(expected, enum.Enum)
-    return None if same else guard.kind
+        return type(value) is not expected.cls or (value.dtype, value.dim()) != (expected.dtype, len(expected.shape))
+    if guard.kind == "integer":
+        return type(value) is not int
+    if guard.kind in ("equals", "is"):
+        return type(value) is not type(expected) or isinstance(expected, enum.Enum)
+    return True
 
 
 def _actual(guard: Guard, call: Call) -> str | TensorGuard:
