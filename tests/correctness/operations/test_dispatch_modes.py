@@ -96,7 +96,7 @@ def test_a_mode_changes_what_it_changes_in_eager(name: str, modes: tuple[bool, b
     program = PROGRAMS[name]
     compiled = bolide.compile(program)
     for rows in (3, 3, 5):
-        x = torch.randn(rows, 4)
+        x = torch.randn(rows, 4, dtype=torch.float64)
         for active in ((False, False), modes, (False, False)):
             if name in DERIVED_OTHERWISE and active == (False, True):
                 continue
